@@ -1,0 +1,49 @@
+"""The errors that Echo raises on purpose; each carries the exit status that the command line answers with."""
+
+from __future__ import annotations
+
+
+class EchoError(Exception):
+    """Base of all errors that end in one clear sentence instead of a traceback."""
+
+    exit_status = 2
+
+
+class UsageError(EchoError):
+    """A bad argument or a bad file: what is wrong, where, what would be right."""
+
+    exit_status = 2
+
+
+class ScriptError(EchoError):
+    """The user's script failed as some virtual rank.
+
+    Attributes:
+        rank: the virtual rank that failed.
+        traceback: the script's own traceback as text ("" when the failure is not an exception).
+    """
+
+    exit_status = 1
+
+    def __init__(self, message: str, rank: int, traceback: str = ""):
+        super().__init__(message)
+        self.rank = rank
+        self.traceback = traceback
+
+
+class NothingSimulated(ScriptError):
+    """The script ended well but did not do what was asked: no optimizer step, or too few of them."""
+
+
+class PlanError(EchoError):
+    """The plan does not work: hang, mismatch between ranks, out of memory.
+
+    Attributes:
+        problems: list of ``echo_hooks.graph.problems.Problem``.
+    """
+
+    exit_status = 3
+
+    def __init__(self, message: str, problems: list | None = None):
+        super().__init__(message)
+        self.problems = problems or []

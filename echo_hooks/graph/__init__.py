@@ -1,0 +1,1 @@
+"""The contract between tracing and composing: rank programs, groups, roles, memory events, the run directory."""

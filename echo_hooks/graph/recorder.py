@@ -1,0 +1,260 @@
+"""The recorder: the one place to which the virtual world, the pretended device and the op capture write."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from echo_hooks.graph.groups import GroupTable
+from echo_hooks.graph.memory import MemoryEvents
+from echo_hooks.graph.ops import OpSignature, OpTable
+from echo_hooks.graph.program import DEFAULT_STREAM, HOST_STREAM, Kind, Phase, ProgramBuilder
+
+_ECHO = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@dataclass
+class Assumption:
+    """A value that had to be made up, aggregated by what and where. ``count``: how often."""
+
+    kind: str
+    value: str
+    site: str
+    count: int = 0
+
+
+@dataclass
+class Recorder:
+    """What one rank's host issues, in order, and the state that labels it.
+
+    The writers set ``stream`` (current device stream) and ``module``/``phase``/``microbatch`` (labels of the next
+    records). Host time is what passes outside ``own_time()`` blocks; each record takes what has gathered since the
+    one before.
+    """
+
+    rank: int
+    world_size: int
+    clock_ns: Callable[[], int] = time.perf_counter_ns
+    groups: GroupTable = field(default_factory=GroupTable)
+    ops: OpTable = field(default_factory=OpTable)
+    program: ProgramBuilder = field(default_factory=ProgramBuilder)
+    memory: MemoryEvents = field(default_factory=MemoryEvents)
+    assumptions: dict[tuple[str, str, str], Assumption] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    stream: int = DEFAULT_STREAM
+    module: int = 0
+    phase: int = Phase.OTHER
+    microbatch: int = -1
+    paused: bool = False
+    _depth: int = 0
+    _left_ns: int = 0
+    _host_ns: int = 0
+    _next_event: int = 0
+    _next_batch: int = 0
+    _batch: int = -1
+    _seq: dict[int, int] = field(default_factory=dict)
+    _comm_streams: dict[object, int] = field(default_factory=dict)
+    _script: str = ""
+
+    def __post_init__(self) -> None:
+        self._left_ns = self.clock_ns()
+
+    # ---- time ----
+
+    @contextmanager
+    def own_time(self):
+        """Echo's own time: the host clock of the program stands still inside."""
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def enter(self) -> None:
+        if self._depth == 0:
+            self._host_ns += self.clock_ns() - self._left_ns
+        self._depth += 1
+
+    def leave(self) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._left_ns = self.clock_ns()
+
+    def forget_ns(self, overhead_ns: int) -> None:
+        """Take a known overhead (the way into a dispatch mode) out of the host time gathered."""
+        self._host_ns = max(0, self._host_ns - overhead_ns)
+
+    def _take_host_us(self) -> float:
+        host_us = self._host_ns / 1e3
+        self._host_ns = 0
+        return host_us
+
+    # ---- records ----
+
+    def _append(self, kind: Kind, **values) -> int:
+        if self.paused:
+            return -1
+        outside = self._depth == 0  # called without own_time(): still never counts our own work
+        if outside:
+            self.enter()
+        try:
+            return self.program.append(
+                kind,
+                host_us=self._take_host_us(),
+                module=self.module,
+                phase=self.phase,
+                microbatch=self.microbatch,
+                **values,
+            )
+        finally:
+            if outside:
+                self.leave()
+
+    def compute(self, op: int, bytes: int = 0, stream: int | None = None) -> int:
+        return self._append(Kind.COMPUTE, op=op, bytes=bytes, stream=self.stream if stream is None else stream)
+
+    def copy(self, op: int, bytes: int, stream: int | None = None) -> int:
+        return self._append(Kind.COPY, op=op, bytes=bytes, stream=self.stream if stream is None else stream)
+
+    def record_event(self, stream: int | None = None) -> int:
+        """A new event at the end of ``stream``; returns its number."""
+        event = self._next_event
+        self._next_event += 1
+        self._append(Kind.RECORD_EVENT, stream=self.stream if stream is None else stream, event=event)
+        return event
+
+    def wait_event(self, event: int, stream: int | None = None) -> None:
+        if event >= 0:
+            self._append(Kind.WAIT_EVENT, stream=self.stream if stream is None else stream, event=event)
+
+    def sync(self, *, event: int = -1, stream: int = -1) -> None:
+        """The host waits for an event, a stream, or (neither given) the device."""
+        self._append(Kind.SYNC, event=event, stream=stream)
+
+    def mark(self, name: str, number: int) -> int:
+        return self._append(Kind.MARK, op=self.ops.add(OpSignature(name)), seq=number)
+
+    # ---- communication ----
+
+    def next_seq(self, group: int) -> int:
+        """Running number of the next collective on the group (eager, functional and object calls share it)."""
+        seq = self._seq.get(group, 0)
+        self._seq[group] = seq + 1
+        return seq
+
+    def comm_stream(self, key: object, name: str) -> int:
+        """The group's own communication stream, made on first use."""
+        stream = self._comm_streams.get(key)
+        if stream is None:
+            stream = self._comm_streams[key] = self.program.new_stream(name)
+        return stream
+
+    def communication(
+        self,
+        kind: Kind,
+        signature: OpSignature,
+        *,
+        group: int,
+        bytes: int,
+        dtype: str,
+        seq: int = -1,
+        peer: int = -1,
+        tag: int = -1,
+        stream: int | None = None,
+        site: str | None = None,
+    ) -> int:
+        """One collective, send or recv on ``stream`` (HOST_STREAM for gloo); part of the open batch, if one is."""
+        return self._append(
+            kind,
+            op=self.ops.add(signature),
+            group=group,
+            seq=seq,
+            bytes=bytes,
+            dtype=self.program.string(dtype),
+            peer=peer,
+            tag=tag,
+            batch=self._batch,
+            stream=self.stream if stream is None else stream,
+            site=self.program.string(self.site() if site is None else site),
+        )
+
+    @contextmanager
+    def batch(self):
+        """Communication recorded inside forms one kernel (one grouped NCCL call)."""
+        if self._batch >= 0:  # nested grouping is one group, as in NCCL
+            yield self._batch
+            return
+        self._batch, self._next_batch = self._next_batch, self._next_batch + 1
+        try:
+            yield self._batch
+        finally:
+            self._batch = -1
+
+    # ---- assumptions ----
+
+    def assume(self, kind: str, value: object, site: str | None = None) -> None:
+        """Count a made-up value by kind ("item of unknown float"), value and source line."""
+        if self.paused:
+            return
+        with self.own_time():
+            place = self.site() if site is None else site
+            key = (kind, str(value), place)
+            found = self.assumptions.get(key)
+            if found is None:
+                found = self.assumptions[key] = Assumption(*key)
+            found.count += 1
+
+    def note(self, sentence: str) -> None:
+        """Something the report says once."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    # ---- source lines ----
+
+    def script(self, path: str) -> None:
+        """Name the user's main script, whose frame `site` adds to a framework's."""
+        self._script = os.path.abspath(path)
+
+    def site(self) -> str:
+        """"file:line" of the innermost frame outside torch and Echo, and of the script's own frame where it differs."""
+        frame = sys._getframe(1)
+        inner = outer = ""
+        while frame is not None:
+            filename = frame.f_code.co_filename
+            if not inner and not _foreign(filename):
+                inner = f"{_short(filename)}:{frame.f_lineno}"
+            if self._script and filename == self._script:
+                outer = f"{os.path.basename(filename)}:{frame.f_lineno}"
+                break
+            frame = frame.f_back
+        if not outer or not inner or inner.endswith(outer):
+            return inner or outer
+        return f"{inner} (from {outer})"
+
+
+_FOREIGN: dict[str, bool] = {}
+
+
+def _foreign(filename: str) -> bool:
+    answer = _FOREIGN.get(filename)
+    if answer is None:
+        torch = sys.modules.get("torch")
+        torch_dir = os.path.dirname(getattr(torch, "__file__", "") or "/nonexistent/torch")
+        answer = filename.startswith((torch_dir + os.sep, _ECHO + os.sep, "<")) or filename.endswith(
+            (os.sep + "contextlib.py", os.sep + "threading.py", os.sep + "runpy.py")
+        )
+        _FOREIGN[filename] = answer
+    return answer
+
+
+def _short(filename: str) -> str:
+    """Path below site-packages, else the file's name alone: the same text on every machine."""
+    marker = f"site-packages{os.sep}"
+    return filename.split(marker, 1)[1] if marker in filename else os.path.basename(filename)
+
+
+__all__ = ["HOST_STREAM", "Assumption", "Recorder"]

@@ -1,0 +1,326 @@
+"""The run directory: one simulated job on disk, written whole and renamed, read with suspicion.
+
+    manifest.json  groups.parquet  roles.json  ranks/NNNNN.{parquet,memory.parquet,ops.parquet}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from echo_hooks.errors import UsageError
+from echo_hooks.graph.groups import Group, GroupTable
+from echo_hooks.graph.memory import MEMORY_COLUMNS
+from echo_hooks.graph.ops import OpSignature, TensorMeta
+from echo_hooks.graph.program import COLUMNS, Kind, Program
+from echo_hooks.graph.recorder import Assumption
+from echo_hooks.graph.roles import MemorySummary, Role
+
+FORMAT = 1
+MAX_JSON_BYTES = 256 << 20
+MAX_ROWS = 200_000_000
+_STRING_COLUMNS = ("dtype", "module", "site")
+
+
+@dataclass
+class RankTrace:
+    """Everything one traced rank gives: its program (measured steps only), ops, memory and what was assumed.
+
+    ``steps``: how many optimizer steps the program holds. ``memory_events``: numpy columns (MEMORY_COLUMNS).
+    ``tokens_per_step``: tokens this rank's embedding looked up in a step, 0 when unknown.
+    """
+
+    rank: int
+    program: Program
+    ops: list[OpSignature]
+    groups: GroupTable
+    memory_events: dict[str, np.ndarray]
+    memory: MemorySummary = field(default_factory=MemorySummary)
+    assumptions: list[Assumption] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    steps: int = 1
+    tokens_per_step: int = 0
+    trace_seconds: float = 0.0
+
+
+@dataclass
+class Run:
+    """A run read back: manifest, groups, roles and the traced ranks."""
+
+    path: Path
+    manifest: dict[str, Any]
+    groups: GroupTable
+    roles: list[Role]
+    traces: dict[int, RankTrace]
+
+    @property
+    def world_size(self) -> int:
+        return int(self.manifest["world_size"])
+
+
+# ---- writing ----
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write ``data`` beside ``path`` and rename: a reader sees the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    atomic_write(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        pq.write_table(table, temporary, compression="zstd")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_trace(directory: Path, trace: RankTrace) -> None:
+    """Write ranks/NNNNN.*; the program itself last, so that its presence means the rank is complete."""
+    stem = directory / "ranks" / f"{trace.rank:05d}"
+    write_table(stem.with_suffix(".ops.parquet"), _ops_table(trace.ops))
+    write_table(stem.with_suffix(".memory.parquet"), pa.table({k: pa.array(v) for k, v in trace.memory_events.items()}))
+    meta = {
+        "rank": trace.rank,
+        "streams": trace.program.streams,
+        "memory": asdict(trace.memory),
+        "assumptions": [asdict(a) for a in trace.assumptions],
+        "notes": trace.notes,
+        "steps": trace.steps,
+        "tokens_per_step": trace.tokens_per_step,
+        "trace_seconds": trace.trace_seconds,
+        "groups": [asdict(g) for g in trace.groups],
+    }
+    write_table(stem.with_suffix(".parquet"), _program_table(trace.program, meta))
+
+
+def write_groups(directory: Path, groups: GroupTable) -> None:
+    fields = ("index", "name", "ranks", "backend", "site", "desc", "family", "member")
+    write_table(directory / "groups.parquet", pa.table({f: [getattr(g, f) for g in groups] for f in fields}))
+
+
+def write_roles(directory: Path, roles: list[Role]) -> None:
+    write_json(directory / "roles.json", {"format": FORMAT, "roles": [asdict(r) for r in roles]})
+
+
+def write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
+    """Last of all files: a directory without a manifest is no run."""
+    write_json(directory / "manifest.json", {"format": FORMAT, **manifest})
+
+
+def _program_table(program: Program, meta: dict[str, Any]) -> pa.Table:
+    arrays = {}
+    for name in COLUMNS:
+        column = program.columns[name]
+        if name in _STRING_COLUMNS:
+            dictionary = pa.array(program.strings, type=pa.string())
+            arrays[name] = pa.DictionaryArray.from_arrays(pa.array(column.astype(np.int32)), dictionary)
+        else:
+            arrays[name] = pa.array(column)
+    return pa.table(arrays).replace_schema_metadata({"echo": json.dumps(meta)})
+
+
+def _ops_table(ops: list[OpSignature]) -> pa.Table:
+    return pa.table(
+        {
+            "name": pa.array([o.name for o in ops], type=pa.string()),
+            "inputs": pa.array([_metas_json(o.inputs) for o in ops], type=pa.string()),
+            "outputs": pa.array([_metas_json(o.outputs) for o in ops], type=pa.string()),
+            "flops": pa.array([o.flops for o in ops], type=pa.int64()),
+            "bytes_read": pa.array([o.bytes_read for o in ops], type=pa.int64()),
+            "bytes_written": pa.array([o.bytes_written for o in ops], type=pa.int64()),
+            "attrs": pa.array([json.dumps(o.attrs) for o in ops], type=pa.string()),
+        }
+    )
+
+
+def _metas_json(metas: tuple[TensorMeta, ...]) -> str:
+    return json.dumps([[list(m.shape), m.dtype, m.contiguous] for m in metas])
+
+
+# ---- reading ----
+
+
+def read_run(path: str | os.PathLike) -> Run:
+    """Read a run directory; UsageError says which file is missing, damaged or of another format."""
+    directory = Path(path)
+    if not directory.is_dir():
+        raise UsageError(f"{directory}: no such run directory")
+    if not (directory / "manifest.json").exists():
+        raise UsageError(f"{directory}: no manifest.json; the run was not finished, or this is no run directory")
+    manifest = read_json(directory / "manifest.json")
+    if manifest.get("format") != FORMAT:
+        raise UsageError(f"{directory}/manifest.json: format {manifest.get('format')!r}, this Echo reads {FORMAT}")
+    world_size = manifest.get("world_size")
+    if not isinstance(world_size, int) or world_size < 1:
+        raise UsageError(f"{directory}/manifest.json: world_size is {world_size!r}, should be a whole number from 1")
+    groups = read_groups(directory)
+    roles = read_roles(directory)
+    traces = {role.traced_rank: read_trace(directory, role.traced_rank) for role in roles}
+    return Run(directory, manifest, groups, roles, traces)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of at most MAX_JSON_BYTES."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise UsageError(f"{path}: larger than {MAX_JSON_BYTES} bytes")
+        value = json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path}: not valid JSON (truncated?)") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}: a JSON object was expected")
+    return value
+
+
+def read_table(path: Path, columns: tuple[str, ...]) -> pa.Table:
+    try:
+        file = pq.ParquetFile(path)
+        if file.metadata.num_rows > MAX_ROWS:
+            raise UsageError(f"{path}: {file.metadata.num_rows} rows, more than {MAX_ROWS}")
+        missing = set(columns) - set(file.schema_arrow.names)
+        if missing:
+            raise UsageError(f"{path}: lacks the column(s) {', '.join(sorted(missing))}")
+        return file.read(columns=list(columns))
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file") from None
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise UsageError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
+
+
+def read_groups(directory: Path) -> GroupTable:
+    fields = ("index", "name", "ranks", "backend", "site", "desc", "family", "member")
+    rows = read_table(directory / "groups.parquet", fields).to_pylist()
+    table = GroupTable()
+    table.restore([Group(**{**row, "ranks": tuple(row["ranks"])}) for row in rows])
+    return table
+
+
+def read_roles(directory: Path) -> list[Role]:
+    path = directory / "roles.json"
+    try:
+        return [
+            Role(
+                name=str(row["name"]),
+                traced_rank=int(row["traced_rank"]),
+                ranks=tuple(int(r) for r in row["ranks"]),
+                proven=tuple(int(r) for r in row["proven"]),
+                why=str(row["why"]),
+                memory=MemorySummary(**row["memory"]),
+            )
+            for row in read_json(path)["roles"]
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path}: not a list of roles ({error!r})") from None
+
+
+def read_trace(directory: Path, rank: int) -> RankTrace:
+    stem = directory / "ranks" / f"{rank:05d}"
+    path = stem.with_suffix(".parquet")
+    table = read_table(path, tuple(COLUMNS))
+    try:
+        meta = json.loads((table.schema.metadata or {})[b"echo"])
+        program = _read_program(table, meta)
+        ops = _read_ops(read_table(stem.with_suffix(".ops.parquet"), _OPS_FIELDS))
+        memory = read_table(stem.with_suffix(".memory.parquet"), tuple(MEMORY_COLUMNS))
+        groups = GroupTable()
+        groups.restore([Group(**{**row, "ranks": tuple(row["ranks"])}) for row in meta["groups"]])
+        trace = RankTrace(
+            rank=int(meta["rank"]),
+            program=program,
+            ops=ops,
+            groups=groups,
+            memory_events={name: memory[name].to_numpy() for name in MEMORY_COLUMNS},
+            memory=MemorySummary(**meta["memory"]),
+            assumptions=[Assumption(**a) for a in meta["assumptions"]],
+            notes=[str(n) for n in meta["notes"]],
+            steps=int(meta["steps"]),
+            tokens_per_step=int(meta["tokens_per_step"]),
+            trace_seconds=float(meta["trace_seconds"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path}: not a rank program ({error!r})") from None
+    _check_indices(path, trace)
+    return trace
+
+
+_OPS_FIELDS = ("name", "inputs", "outputs", "flops", "bytes_read", "bytes_written", "attrs")
+
+
+def _read_program(table: pa.Table, meta: dict[str, Any]) -> Program:
+    strings: list[str] = [""]
+    index = {"": 0}
+    columns: dict[str, np.ndarray] = {}
+    for name, dtype in COLUMNS.items():
+        if name in _STRING_COLUMNS:
+            column = table[name].combine_chunks()
+            if not isinstance(column, pa.DictionaryArray):
+                column = column.dictionary_encode()
+            mapping = []
+            for text in column.dictionary.to_pylist():
+                if text not in index:
+                    index[text] = len(strings)
+                    strings.append(text)
+                mapping.append(index[text])
+            codes = column.indices.to_numpy(zero_copy_only=False)
+            columns[name] = np.asarray(mapping or [0])[codes].astype(dtype)
+        else:
+            columns[name] = table[name].to_numpy().astype(dtype)
+    return Program(columns, strings, [str(s) for s in meta["streams"]])
+
+
+def _read_ops(table: pa.Table) -> list[OpSignature]:
+    def metas(text: str) -> tuple[TensorMeta, ...]:
+        return tuple(TensorMeta(tuple(shape), dtype, bool(dense)) for shape, dtype, dense in json.loads(text))
+
+    return [
+        OpSignature(
+            name=row["name"],
+            inputs=metas(row["inputs"]),
+            outputs=metas(row["outputs"]),
+            flops=row["flops"],
+            bytes_read=row["bytes_read"],
+            bytes_written=row["bytes_written"],
+            attrs=tuple((key, _hashable(value)) for key, value in json.loads(row["attrs"])),
+        )
+        for row in table.to_pylist()
+    ]
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(_hashable(v) for v in value) if isinstance(value, list) else value
+
+
+def _check_indices(path: Path, trace: RankTrace) -> None:
+    """A damaged file must not become a wild index later on."""
+    program = trace.program
+    limits = {
+        "kind": (0, max(Kind)),
+        "op": (-1, len(trace.ops) - 1),
+        "group": (-1, len(trace.groups) - 1),
+        "stream": (-1, len(program.streams) - 1),
+    }
+    for name, (low, high) in limits.items():
+        column = program.columns[name]
+        if len(column) and (column.min() < low or column.max() > high):
+            raise UsageError(f"{path}: column {name!r} has values outside {low}..{high}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from echo_hooks.capture.labels import Labels
 from echo_hooks.graph.recorder import Recorder
@@ -36,10 +36,9 @@ class Steps:
         self._kept: list = []
 
     def install(self) -> None:
-        optimizer = torch.optim.optimizer
         self._handles = [
-            optimizer.register_optimizer_step_pre_hook(self._before),
-            optimizer.register_optimizer_step_post_hook(self._after),
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
         ]
 
     def remove(self) -> None:

@@ -23,7 +23,7 @@ from echo_hooks.capture.steps import StepsDone
 from echo_hooks.devices import PretendedCuda
 from echo_hooks.devices.allocator import CachingAllocator
 from echo_hooks.devices.tensor_patches import patches as tensor_patches
-from echo_hooks.errors import EchoError, ScriptError
+from echo_hooks.errors import EchoError, NothingSimulated, ScriptError
 from echo_hooks.graph.groups import GroupTable
 from echo_hooks.graph.recorder import Recorder
 from echo_hooks.graph.rundir import RankTrace
@@ -173,9 +173,17 @@ class Tracer:
         finally:
             capture.stop()
             stage.world.payloads.save()
-        trace = capture.trace(time.perf_counter() - began)
-        stage.named(trace.groups)
-        return trace
+        return finished(stage, time.perf_counter() - began)
+
+
+def finished(stage: Stage, seconds: float) -> RankTrace:
+    """The trace of the stage's rank; NothingSimulated (with the trace) when it lacks measured steps."""
+    trace = stage.capture.trace(seconds)
+    stage.named(trace.groups)
+    missing = stage.capture.missing_steps()
+    if missing is not None:
+        raise NothingSimulated(missing, trace.rank, trace)
+    return trace
 
 
 def script_imports(job: Job) -> set[str]:

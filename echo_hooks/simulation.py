@@ -20,7 +20,7 @@ from echo_hooks.graph.program import Kind
 from echo_hooks.graph.rundir import RankTrace, Run, read_run, write_groups, write_manifest, write_roles, write_trace
 from echo_hooks.hardware.cluster import load_cluster
 from echo_hooks.report.report import Report
-from echo_hooks.session import Job, Stage
+from echo_hooks.session import Job, Stage, finished
 
 
 def simulate(
@@ -91,8 +91,7 @@ class Simulation:
         capture.stop()
         try:
             if kind is None or issubclass(kind, StepsDone):
-                self._trace = capture.trace(time.perf_counter() - self._began)
-                self._stage.named(self._trace.groups)
+                self._trace = finished(self._stage, time.perf_counter() - self._began)
         finally:
             with contextlib.suppress(Exception):  # the script may have destroyed it, or half of it
                 if dist.is_initialized():

@@ -16,7 +16,6 @@ from echo_hooks.capture.steps import Steps
 from echo_hooks.capture.values import CaptureValues
 from echo_hooks.devices.allocator import CachingAllocator
 from echo_hooks.devices.pretended import set_handler
-from echo_hooks.errors import NothingSimulated
 from echo_hooks.graph.ops import OpSignature
 from echo_hooks.graph.program import COLUMNS, DEFAULTS, Kind, Program
 from echo_hooks.graph.recorder import Recorder
@@ -64,22 +63,27 @@ class Capture:
             self.recorder.leave()
 
     def trace(self, trace_seconds: float = 0.0) -> RankTrace:
-        """The measured steps as a RankTrace; NothingSimulated when the script made too few optimizer steps."""
-        steps = self.steps
+        """What the script did as a RankTrace; without a measured step its program is empty (see `missing_steps`)."""
+        steps, recorder = self.steps, self.recorder
         steps.finish()
-        begin, end = self._window()
-        recorder = self.recorder
-        memory = self.memory.summary()
         whole = recorder.program.program()
-        number = len(steps.boundaries) - steps.warmup
-        program = _with_marks(whole.slice(begin, end), recorder, steps.warmup)
+        made = len(steps.boundaries)
+        begin = end = len(whole)
+        if made >= steps.wanted:
+            begin = steps.boundaries[steps.warmup - 1] if steps.warmup else self.labels.first_module_record
+            end = steps.boundaries[-1]
+        number = max(made - steps.warmup, 0) if end > begin else 0
+        program = whole.slice(begin, end)
+        if number:
+            program = _with_marks(program, recorder, steps.warmup)
         return RankTrace(
             rank=recorder.rank,
             program=program,
+            prologue=whole.slice(0, begin),
             ops=recorder.ops.signatures,
             groups=recorder.groups,
             memory_events=_memory_window(recorder.memory.columns(), begin, end),
-            memory=memory,
+            memory=self.memory.summary(),
             assumptions=sorted(recorder.assumptions.values(), key=lambda a: (a.kind, a.site, a.value)),
             notes=list(recorder.notes),
             steps=number,
@@ -87,24 +91,19 @@ class Capture:
             trace_seconds=trace_seconds,
         )
 
-    def _window(self) -> tuple[int, int]:
-        """Records [begin, end) of the measured steps."""
-        steps, rank = self.steps, self.recorder.rank
+    def missing_steps(self) -> str | None:
+        """One sentence when the script made fewer optimizer steps than were asked for, None otherwise."""
+        steps = self.steps
         made = len(steps.boundaries)
-        if made < steps.wanted:
-            made_up = "; ".join(
-                f"{a.kind} answered with {a.value} at {a.site} ({a.count}x)"
-                for a in sorted(self.recorder.assumptions.values(), key=lambda a: a.site)[:5]
-            )
-            hint = f" Values made up before: {made_up}." if made_up else ""
-            measured = steps.wanted - steps.warmup
-            raise NothingSimulated(
-                f"rank {rank}: the script ended after {made} optimizer step(s), but {steps.warmup} warm-up and "
-                f"{measured} measured step(s) were asked for (--warmup-steps, --steps).{hint}",
-                rank,
-            )
-        begin = steps.boundaries[steps.warmup - 1] if steps.warmup else self.labels.first_module_record
-        return begin, steps.boundaries[-1]
+        if made >= steps.wanted:
+            return None
+        answers = sorted(self.recorder.assumptions.values(), key=lambda a: a.site)[:5]
+        hint = "; ".join(f"{a.kind} answered with {a.value} at {a.site} ({a.count}x)" for a in answers)
+        return (
+            f"rank {self.recorder.rank}: the script ended after {made} optimizer step(s), but {steps.warmup} warm-up "
+            f"and {steps.wanted - steps.warmup} measured step(s) were asked for (--warmup-steps, --steps)."
+            + (f" Values that Echo had to make up: {hint}." if hint else "")
+        )
 
 
 def _with_marks(program: Program, recorder: Recorder, first_step: int) -> Program:

@@ -10,11 +10,12 @@ import numpy as np
 from echo_hooks.compose.agreement import mismatches
 from echo_hooks.compose.breakdown import breakdown
 from echo_hooks.compose.costs import Costs, Network
+from echo_hooks.compose.critical import critical_path, evidence_shares
 from echo_hooks.compose.engine import State, run
 from echo_hooks.compose.folding import Partition, World, build_world, fold, unfolded
 from echo_hooks.compose.hangs import diagnose
 from echo_hooks.compose.programs import SYNC, role_program
-from echo_hooks.compose.result import Breakdown, Composition, Timeline
+from echo_hooks.compose.result import Breakdown, Composition, CriticalPath, Timeline
 from echo_hooks.compose.tables import Tables, build_tables
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.groups import GroupTable
@@ -26,7 +27,7 @@ BUFFERED_SEND_BYTES = 4 << 20
 """A send that fits NCCL's buffer may end before its recv begins: NCCL_BUFFSIZE, 4 MiB by default (NCCL documentation,
 "Environment variables"). Nothing promises it, so a plan that needs it is flagged."""
 
-__all__ = ["Breakdown", "Composition", "Timeline", "compose"]
+__all__ = ["Breakdown", "Composition", "CriticalPath", "Timeline", "compose"]
 
 
 def compose(
@@ -81,7 +82,7 @@ def compose(
         if finished:
             problems = [_unsafe(problems[0])]
     if finished:
-        composition = _composition(world, partition, tables, state, repeat)
+        composition = _composition(world, partition, tables, state, repeat, host_launch_us)
     else:
         composition = Composition(float("nan"))
     composition.problems = problems
@@ -94,7 +95,9 @@ def _unsafe(hang: Problem) -> Problem:
     return replace(hang, kind="unsafe", message=text)
 
 
-def _composition(world: World, partition: Partition, tables: Tables, state: State, repeat: int) -> Composition:
+def _composition(
+    world: World, partition: Partition, tables: Tables, state: State, repeat: int, host_launch_us: float
+) -> Composition:
     done = completions(world, partition, tables, state, repeat)
     origin = float(state.origin.min())
     timelines = []
@@ -106,10 +109,14 @@ def _composition(world: World, partition: Partition, tables: Tables, state: Stat
     steps = {p.steps for p in world.programs}
     if len(steps) > 1:
         raise UsageError(f"the ranks' programs hold different numbers of steps: {sorted(steps)}")
+    path = critical_path(world, tables, state, repeat, host_launch_us, done)
+    path.begin_us, path.end_us = path.begin_us - origin, path.end_us - origin
     return Composition(
         step_time_us=max(t.breakdown.step_us for t in timelines),
         timelines=timelines,
         critical=max(range(len(timelines)), key=lambda i: (_busy(timelines[i].breakdown), -i)),
+        evidence=evidence_shares(world, tables, path),
+        critical_path=path,
     )
 
 

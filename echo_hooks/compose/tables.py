@@ -63,7 +63,7 @@ class Classes(NamedTuple):
 
 
 class Channels(NamedTuple):
-    """Where calls meet. ``need``: arrivals that complete a call; ``calls``: how many there are in one copy of the programs;
+    """Where calls meet. ``need``: arrivals that complete a call; ``calls``: how many in one copy of the programs;
     ``slot0``: number of the first call; ``slot_us``: duration per call of a copy (0: take the members' own)."""
 
     need: np.ndarray

@@ -16,7 +16,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isnan, nan
 from pathlib import Path
 from statistics import median
 
@@ -144,27 +143,26 @@ def middle(kernels: list[Kernel], leaf: str, name: str = "", *, blocks: int = 0,
     return median(times)
 
 
-def nanmedian(times: list[float]) -> float:
-    return median(t for t in times if not isnan(t))
-
-
 def products(ddp: list[Kernel], fsdp: list[Kernel], mcore: list[Kernel]) -> Iterator[Sample]:
     """Matrix products in the order in which the model issues them; medians over layers and steps."""
     for label, kernels, shards in (("ddp", ddp, 1), ("fsdp2_tp2", fsdp, 2)):
         part, up = HIDDEN // shards, 4 * HIDDEN // shards
         layer = [(part, HIDDEN)] * 3 + [(HIDDEN, part), (up, HIDDEN), (HIDDEN, up)]  # (n, k) of q, k, v, o, up, down
-        times = [k.duration_us if k.alone else nan for k in kernels if k.ops[-1:] == ("mm",) and k.blocks]
+        found = [k for k in kernels if k.ops[-1:] == ("mm",) and k.blocks]
         step = 3 * (12 * len(layer) + 1)  # forward and twice as many backward; the head counts one
-        if len(times) != 2 * step:
-            raise SystemExit(f"{label}: {len(times)} products instead of {2 * step}: are these the traces?")
+        if len(found) != 2 * step:
+            raise SystemExit(f"{label}: {len(found)} products instead of {2 * step}: are these the traces?")
         for i, (n, k) in enumerate(layer):
-            measured = [times[s * step + 6 * b + i] for s in (0, 1) for b in range(12)]
-            yield Sample("gemm", product(ROWS, n, k), nanmedian(measured), "compute", label=f"{label} forward")
+            same = [found[s * step + 6 * b + i] for s in (0, 1) for b in range(12)]
+            measured = median(kernel.duration_us for kernel in same)
+            yield Sample("gemm", product(ROWS, n, k), measured, "compute", label=f"{label} forward")
         backward = 12 * len(layer) + 3  # past the head's two; then each linear's weight gradient, input gradient
         for i, (n, k) in enumerate(reversed(layer[2:])):
             for j, shape in enumerate(((n, k, ROWS), (ROWS, k, n))):
-                measured = [times[s * step + backward + 12 * b + 2 * i + j] for s in (0, 1) for b in range(12)]
-                yield Sample("gemm", product(*shape), nanmedian(measured), "compute", label=f"{label} backward")
+                same = [found[s * step + backward + 12 * b + 2 * i + j] for s in (0, 1) for b in range(12)]
+                times = [kernel.duration_us for kernel in same if kernel.alone]
+                if times:  # some always ran beside an all-reduce
+                    yield Sample("gemm", product(*shape), median(times), "compute", label=f"{label} backward")
     forward = [k for k in mcore if "nvjet" in k.name and not any("Backward" in name for name in k.ops)]
     layer_of_mcore = (
         ("compute", product(2048, 3 * HIDDEN, HIDDEN)),

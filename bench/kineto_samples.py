@@ -16,6 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isnan, nan
 from pathlib import Path
 from statistics import median
 
@@ -85,7 +86,7 @@ def read_trace(path: Path) -> list[Kernel]:
 def load(traces: Path, overlap_csv: Path) -> list[Sample]:
     """All samples; SystemExit says which kernel is missing when the files are other ones."""
     ddp, fsdp, mcore, last = (read_trace(traces / f"{name}.json.gz") for name in TRACES)
-    return [
+    samples = [
         *products(ddp, fsdp, mcore),
         *attentions(ddp, fsdp),
         *pointwise_ops(ddp, fsdp, mcore, last),
@@ -94,6 +95,7 @@ def load(traces: Path, overlap_csv: Path) -> list[Sample]:
         *data_movement(ddp, fsdp, mcore),
         *loops(overlap_csv),
     ]
+    return [s for s in samples if not isnan(s.measured_us)]  # some kernels always ran beside an all-reduce
 
 
 # ---- signatures ----
@@ -135,12 +137,19 @@ def pointwise(name: str, inputs: str, output: str, elements: int) -> OpSignature
 
 
 def middle(kernels: list[Kernel], leaf: str, name: str = "", *, blocks: int = 0, bytes: int = 0) -> float:
-    """Median time of the kernels that ``leaf`` launched and that ran alone, by part of their name, blocks along x, or bytes copied."""
+    """Median time of the kernels that ``leaf`` launched, by part of their name, blocks along x, or bytes copied.
+
+    Only of those that ran alone; NaN when none did.
+    """
     found = [k for k in kernels if k.ops[-1:] == (leaf,) and name in k.name]
-    times = [k.duration_us for k in found if k.alone and blocks in (0, k.blocks) and bytes in (0, k.bytes)]
-    if not times:
+    found = [k for k in found if blocks in (0, k.blocks) and bytes in (0, k.bytes)]
+    if not found:
         raise SystemExit(f"no kernel {name!r} of {blocks or bytes} blocks or bytes under {leaf!r}: are these the traces?")
-    return median(times)
+    return median_alone(found)
+
+
+def median_alone(kernels: list[Kernel]) -> float:
+    return median([k.duration_us for k in kernels if k.alone] or [nan])
 
 
 def products(ddp: list[Kernel], fsdp: list[Kernel], mcore: list[Kernel]) -> Iterator[Sample]:
@@ -154,15 +163,12 @@ def products(ddp: list[Kernel], fsdp: list[Kernel], mcore: list[Kernel]) -> Iter
             raise SystemExit(f"{label}: {len(found)} products instead of {2 * step}: are these the traces?")
         for i, (n, k) in enumerate(layer):
             same = [found[s * step + 6 * b + i] for s in (0, 1) for b in range(12)]
-            measured = median(kernel.duration_us for kernel in same)
-            yield Sample("gemm", product(ROWS, n, k), measured, "compute", label=f"{label} forward")
+            yield Sample("gemm", product(ROWS, n, k), median_alone(same), "compute", label=f"{label} forward")
         backward = 12 * len(layer) + 3  # past the head's two; then each linear's weight gradient, input gradient
         for i, (n, k) in enumerate(reversed(layer[2:])):
             for j, shape in enumerate(((n, k, ROWS), (ROWS, k, n))):
                 same = [found[s * step + backward + 12 * b + 2 * i + j] for s in (0, 1) for b in range(12)]
-                times = [kernel.duration_us for kernel in same if kernel.alone]
-                if times:  # some always ran beside an all-reduce
-                    yield Sample("gemm", product(*shape), median(times), "compute", label=f"{label} backward")
+                yield Sample("gemm", product(*shape), median_alone(same), "compute", label=f"{label} backward")
     forward = [k for k in mcore if "nvjet" in k.name and not any("Backward" in name for name in k.ops)]
     layer_of_mcore = (
         ("compute", product(2048, 3 * HIDDEN, HIDDEN)),
@@ -173,7 +179,7 @@ def products(ddp: list[Kernel], fsdp: list[Kernel], mcore: list[Kernel]) -> Iter
         ("compute", product(2048, HIDDEN, 4 * HIDDEN)),
     )
     for i, (parameter, signature) in enumerate(layer_of_mcore):
-        yield Sample("gemm", signature, median(k.duration_us for k in forward[i::6]), parameter, label="mcore forward")
+        yield Sample("gemm", signature, median_alone(forward[i::6]), parameter, label="mcore forward")
 
 
 def attentions(ddp: list[Kernel], fsdp: list[Kernel]) -> Iterator[Sample]:

@@ -81,7 +81,7 @@ def communication_rows(timeline: Timeline, ops: list[OpSignature], groups: Group
 
 
 def bus_factor(operation: str, size: int) -> float | None:
-    """Bus bandwidth over algorithm bandwidth, as in doc/PERFORMANCE.md of nccl-tests; None for what it does not have."""
+    """Bus over algorithm bandwidth, as in doc/PERFORMANCE.md of nccl-tests; None for what it does not have."""
     if operation == "all_reduce":
         return 2 * (size - 1) / size
     if operation in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
@@ -101,7 +101,7 @@ _CLASSES = (
     ("optimizer (fused, foreach)", re.compile(r"_fused_adam|_fused_sgd|_fused_adagrad|_foreach_|multi_tensor")),
     ("normalisation", re.compile(r"layer_norm|rms_?norm|batch_norm|group_norm")),
     ("convolution", re.compile(r"convolution|\bconv\d")),
-    ("matrix product", re.compile(r"\b(mm|addmm|bmm|baddbmm|matmul|linear|dot|addmv|mv)\b|_scaled_mm|_grouped_mm|gemm")),
+    ("matrix product", re.compile(r"\b(mm|addmm|bmm|baddbmm|matmul|linear|dot|addmv|mv)\b|_(scaled|grouped)_mm|gemm")),
     ("softmax and loss", re.compile(r"softmax|nll_loss|cross_entropy|mse_loss")),
     ("embedding and indexing", re.compile(r"embedding|index|gather|scatter|masked")),
     ("copies and casts on the device", re.compile(r"_to_copy|copy_|clone|\bcat\b|contiguous|\bfill_|zero_|zeros|ones")),

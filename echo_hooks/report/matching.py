@@ -26,8 +26,8 @@ class Meeting:
 def find_meetings(composition: Composition, groups: dict[int, GroupTable]) -> list[Meeting]:
     """Communications with members in two or more timelines, in the order the first of them issues them.
 
-    ``groups``: by representative, the table its timeline's program indexes. Timelines stand for classes of ranks, so a
-    meeting is one of classes: representatives meet when their groups join the same classes with the same running number.
+    ``groups``: by representative, the table its timeline's program indexes. Timelines stand for classes of ranks, so
+    classes meet: those whose representatives' groups join the same classes, with the same running number.
     """
     timelines = composition.timelines
     class_of = {rank: i for i, timeline in enumerate(timelines) for rank in timeline.ranks}

@@ -28,6 +28,7 @@ from echo_hooks.graph.program import HOST_STREAM, Evidence, Kind, Phase, Program
 from echo_hooks.graph.rundir import RankTrace, Run, atomic_write
 from echo_hooks.report.activity import COMMUNICATION, COMPUTE, operation_name
 from echo_hooks.report.matching import agree, clock_offsets_us, find_meetings, group_tables, own_group, own_peer
+from echo_hooks.report.quantities import ranks_text
 
 MAX_RECORDS = 1_000_000
 _THREADS_A_PROCESS = 10_000
@@ -82,8 +83,8 @@ def _json(value: Any) -> bytes:
 def _choose(composition: Composition, max_records: int) -> list[int]:
     timelines = composition.timelines
     order = [composition.critical]
-    order += [next(i for i, t in enumerate(timelines) if t.role == role) for role in dict.fromkeys(t.role for t in timelines)]
-    order += range(len(timelines))
+    first_of_role = {t.role: i for i, t in reversed(list(enumerate(timelines)))}
+    order += [*sorted(first_of_role.values()), *range(len(timelines))]
     chosen: list[int] = []
     records = 0
     for i in dict.fromkeys(order):
@@ -95,8 +96,7 @@ def _choose(composition: Composition, max_records: int) -> list[int]:
 
 
 def _title(timeline: Timeline) -> str:
-    many = "ranks" if len(timeline.ranks) > 1 else "rank"
-    return f"{many} {rank_ranges(timeline.ranks)}: {timeline.role}"
+    return f"{ranks_text(timeline.ranks)}: {timeline.role}"
 
 
 # ---- events ----
@@ -128,8 +128,8 @@ def _events(run: Run, composition: Composition, chosen: list[int], summary: Perf
 
 
 def _earliest(timeline: Timeline) -> float:
-    times = [column[np.isfinite(column)] for column in (timeline.issue_us - timeline.program.host_us, timeline.start_us)]
-    return min((float(t.min()) for t in times if len(t)), default=0.0)
+    times = np.concatenate([timeline.issue_us - timeline.program.host_us, timeline.start_us])
+    return float(np.nanmin(times, initial=0.0))
 
 
 def _names(index: int, timeline: Timeline, critical: bool, lanes: _Lanes) -> Iterator[dict]:
@@ -146,10 +146,10 @@ def _names(index: int, timeline: Timeline, critical: bool, lanes: _Lanes) -> Ite
 
 def _flow(members, lanes: dict[int, _Lanes], first_id: int) -> Iterator[list[dict]]:
     """Arrows from the member that arrives last, for which the others wait (from the sender, for send and recv)."""
-    places = [lanes[i].place_of.get(record) for i, record in members]
-    if any(place is None for place in places):
+    places = [place for i, record in members if (place := lanes[i].place_of.get(record))]
+    if not places:
         return
-    source, *targets = sorted(places, key=lambda place: -place.begin_ns)  # type: ignore[union-attr]
+    source, *targets = sorted(places, key=lambda place: -place.begin_ns)
     for target in targets:
         # One nanosecond apart: readers that sort by time must meet the start first.
         from_ns = source.begin_ns
@@ -257,7 +257,7 @@ class _Lanes:
         return self.threads.setdefault(name, self.pid * _THREADS_A_PROCESS + len(self.threads))
 
     def _free_lane(self, name: str, begin_ns: int) -> int:
-        """The stream's thread, or a further one where the stream runs two things at once (one nanosecond is rounding)."""
+        """The stream's thread, or a further one where it runs two things at once (one nanosecond is rounding)."""
         lane = 1
         while True:
             tid = self._thread(name if lane == 1 else f"{name} ({lane})")

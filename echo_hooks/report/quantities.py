@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+
+from echo_hooks.graph.problems import rank_ranges
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E", "Z")
@@ -33,6 +36,11 @@ def duration_text(milliseconds: float | None) -> str:
     if abs(milliseconds) >= 1 or milliseconds == 0:
         return f"{_digits(milliseconds)} ms"
     return f"{_digits(milliseconds * 1e3)} us"
+
+
+def ranks_text(ranks: Collection[int]) -> str:
+    """[3] gives "rank 3", [0, 1, 2] gives "ranks 0-2"."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {rank_ranges(ranks)}"
 
 
 def percent_text(share: float) -> str:

@@ -14,7 +14,7 @@ from echo_hooks.graph.problems import Problem, rank_ranges
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import Run, read_json
 from echo_hooks.report.activity import CommunicationRow, communication_rows
-from echo_hooks.report.quantities import bytes_text
+from echo_hooks.report.quantities import bytes_text, ranks_text
 from echo_hooks.report.utilisation import utilisation
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _out_of_memory(role: RoleReport) -> Problem:
     extra = ", ".join(f"{name} {bytes_text(size)}" for name, size in sorted(role.extra_bytes.items()) if size)
     held = sorted(role.held_at_peak.items(), key=lambda item: (-item[1], item[0]))
     message = (
-        f"{role.name} (rank{'s' if len(role.ranks) > 1 else ''} {rank_ranges(role.ranks)}) needs {bytes_text(role.needed_bytes)}"
+        f"{role.name} ({ranks_text(role.ranks)}) needs {bytes_text(role.needed_bytes)}"
         f" of {bytes_text(role.capacity_bytes)}: {bytes_text(role.peak_reserved_bytes)} reserved by the allocator"
         f"{f', {extra}' if extra else ''}"
     )
@@ -215,7 +215,7 @@ def _notes(run: Run, composition: Composition, flops_notes: list[str], tokens_kn
     sentences: dict[str, list[int]] = {}
     assumed = sorted(rank for role in run.roles for rank in set(role.ranks) - set(role.proven) - {role.traced_rank})
     if assumed:
-        sentences[f"ranks {rank_ranges(assumed)} were not traced; each is assumed to run its role's program"] = []
+        sentences[f"not traced, but assumed to run their role's program: {ranks_text(assumed)}"] = []
     if composition.timelines:
         sentences["no band is computed for the step time: jitter is not simulated yet"] = []
         for sentence in flops_notes:
@@ -240,8 +240,11 @@ def read_report(path: Path) -> Report:
     if value.get("format") != REPORT_FORMAT:
         raise UsageError(f"{path}: format {value.get('format')!r}, this Echo reads {REPORT_FORMAT}")
     try:
-        rows = [{**row, "communication": [CommunicationRow(**c) for c in row["communication"]]} for row in value["roles"]]
-        report = Report(**{**{f.name: value[f.name] for f in fields(Report)}, "roles": [RoleReport(**r) for r in rows]})
+        roles = [
+            RoleReport(**{**role, "communication": [CommunicationRow(**row) for row in role["communication"]]})
+            for role in value["roles"]
+        ]
+        report = Report(**{f.name: value[f.name] for f in fields(Report)} | {"roles": roles})
         _check(report)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path}: not a report of Echo ({error!r})") from None

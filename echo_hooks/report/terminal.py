@@ -148,8 +148,8 @@ def _print_breakdown(report: Report, console: Console) -> None:
         _show(console, table)
     if len(shown) < len(roles):
         _line(console, f"{len(roles) - len(shown)} more roles in report.json")
-    _line(console, "*: the critical rank; exposed: data moves and nothing computes; bubble: a send or recv waits for its")
-    _line(console, "partner; waiting: a collective waits for its last member; host: the device has nothing to do")
+    _line(console, "*: the critical rank; exposed: data moves and nothing computes; bubble: a send or recv")
+    _line(console, "waits for its partner; waiting: a collective waits for its last member; host: the device is idle")
 
 
 def _role_header(role: RoleReport) -> str:

@@ -84,7 +84,9 @@ def _notes(dtype: str, share: float, peak: float | None, accelerator: str, by_ph
     if peak is None:
         notes = [f"no MFU: {accelerator} states no peak for {dtype}"]
     else:
-        others = "" if share > 0.999 else f"; {dtype} has {100 * share:.0f} % of the FLOPs, the rest counts against it too"
+        others = (
+            "" if share > 0.999 else f" ({100 * share:.0f} % of the FLOPs are {dtype}; the rest counts against it too)"
+        )
         notes = [f"MFU is against the dense {dtype} peak of {peak / 1e12:.4g} TFLOP/s of {accelerator}{others}"]
     forward, backward = by_phase.get(Phase.FORWARD, 0), by_phase.get(Phase.BACKWARD, 0)
     sentence = "model_flops_per_step counts the FLOPs executed (matrix products, attention, convolutions)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ COMPUTE = (Kind.COMPUTE, Kind.COPY)
 
 @dataclass(frozen=True)
 class CommunicationRow:
-    """All calls of one operation on the groups of one name, in one step of one rank.
+    """All calls of one operation on the groups of one name, in one step of one rank (mean of the traced steps).
 
     ``bytes``: payload over all calls (convention of nccl-tests: the larger of the send and receive buffers).
     ``time_ms``: union of the intervals in which data moves. ``waiting_ms``: union of those in which the call waits for
@@ -30,7 +31,7 @@ class CommunicationRow:
     group: str
     size: int
     operation: str
-    calls: int
+    calls: float
     bytes: int
     time_ms: float
     waiting_ms: float
@@ -40,18 +41,21 @@ class CommunicationRow:
 
 @dataclass(frozen=True)
 class ComputeRow:
-    """Kernels (and copies) of one kind: ``time_ms`` adds up their durations, ``calls`` counts them."""
+    """Kernels (and copies) of one kind in one step: ``time_ms`` adds up their durations, ``calls`` counts them."""
 
     name: str
-    calls: int
+    calls: float
     time_ms: float
 
 
-def communication_rows(timeline: Timeline, ops: list[OpSignature], groups: GroupTable) -> list[CommunicationRow]:
-    """Rows in order of falling time. ``ops`` and ``groups`` are the tables the timeline's program indexes."""
+def communication_rows(
+    timeline: Timeline, ops: list[OpSignature], groups: GroupTable, steps: int
+) -> list[CommunicationRow]:
+    """Rows in order of falling time. ``ops`` and ``groups`` are the tables that the timeline's program indexes, and
+    ``steps`` is how many steps it holds."""
     program = timeline.program
     ran = np.isin(program.kind, COMMUNICATION) & np.isfinite(timeline.start_us) & np.isfinite(timeline.end_us)
-    busy = busy_intervals(timeline)
+    busy = _busy_intervals(timeline, timeline.breakdown.step_us * steps)
     keys: dict[tuple[str, int, str], list[int]] = {}
     for record in np.flatnonzero(ran).tolist():
         group = groups[program.group[record]] if program.group[record] >= 0 else None
@@ -69,11 +73,11 @@ def communication_rows(timeline: Timeline, ops: list[OpSignature], groups: Group
                 group=group_name,
                 size=size,
                 operation=operation,
-                calls=len(records),
-                bytes=payload,
-                time_ms=time_us / 1e3,
-                waiting_ms=length(union(start, ready)) / 1e3,
-                exposed_ms=max(0.0, time_us - overlap(moving, busy)) / 1e3,
+                calls=len(records) / steps,
+                bytes=payload // steps,
+                time_ms=time_us / 1e3 / steps,
+                waiting_ms=length(union(start, ready)) / 1e3 / steps,
+                exposed_ms=max(0.0, time_us - overlap(moving, busy)) / 1e3 / steps,
                 busbw_bytes_per_s=payload * factor / (time_us * 1e-6) if factor and payload and time_us else None,
             )
         )
@@ -117,15 +121,15 @@ def op_class(name: str) -> str:
     return "elementwise and other"
 
 
-def compute_by_class(timeline: Timeline, ops: list[OpSignature]) -> list[ComputeRow]:
-    return _compute_rows(timeline, lambda record: _class_of(timeline, record, ops))
+def compute_by_class(timeline: Timeline, ops: list[OpSignature], steps: int) -> list[ComputeRow]:
+    return _compute_rows(timeline, steps, lambda record: _class_of(timeline, record, ops))
 
 
-def compute_by_module(timeline: Timeline) -> list[ComputeRow]:
+def compute_by_module(timeline: Timeline, steps: int) -> list[ComputeRow]:
     """Equal layers count as one: "layers.3.mlp" and "layers.7.mlp" are "layers.*.mlp"."""
     program = timeline.program
     labels = [re.sub(r"\b\d+\b", "*", text) or "(no module)" for text in program.strings]
-    return _compute_rows(timeline, lambda record: labels[program.module[record]])
+    return _compute_rows(timeline, steps, lambda record: labels[program.module[record]])
 
 
 def _class_of(timeline: Timeline, record: int, ops: list[OpSignature]) -> str:
@@ -134,7 +138,7 @@ def _class_of(timeline: Timeline, record: int, ops: list[OpSignature]) -> str:
     return op_class(operation_name(timeline, record, ops))
 
 
-def _compute_rows(timeline: Timeline, label) -> list[ComputeRow]:
+def _compute_rows(timeline: Timeline, steps: int, label: Callable[[int], str]) -> list[ComputeRow]:
     sums: dict[str, list[float]] = {}
     duration_us = timeline.end_us - timeline.start_us
     ran = np.isin(timeline.program.kind, COMPUTE) & np.isfinite(duration_us)
@@ -142,17 +146,19 @@ def _compute_rows(timeline: Timeline, label) -> list[ComputeRow]:
         entry = sums.setdefault(label(record), [0, 0.0])
         entry[0] += 1
         entry[1] += float(duration_us[record])
-    rows = [ComputeRow(name, int(calls), us / 1e3) for name, (calls, us) in sums.items()]
+    rows = [ComputeRow(name, calls / steps, us / 1e3 / steps) for name, (calls, us) in sums.items()]
     return sorted(rows, key=lambda row: (-row.time_ms, row.name))
 
 
 # ---- intervals: arrays of shape [n, 2], sorted, disjoint, in microseconds ----
 
 
-def busy_intervals(timeline: Timeline) -> np.ndarray:
-    """When a kernel or copy of the rank's own runs."""
+def _busy_intervals(timeline: Timeline, period_us: float) -> np.ndarray:
+    """When a kernel or copy of the rank's own runs, those of the repetition before and after included: what is left
+    over from a step may run beside the next one's kernels."""
     ran = np.isin(timeline.program.kind, COMPUTE) & np.isfinite(timeline.start_us) & np.isfinite(timeline.end_us)
-    return union(timeline.start_us[ran], timeline.end_us[ran])
+    shift = np.array([-period_us, 0.0, period_us])[:, None]
+    return union((timeline.start_us[ran] + shift).ravel(), (timeline.end_us[ran] + shift).ravel())
 
 
 def union(start_us: np.ndarray, end_us: np.ndarray) -> np.ndarray:

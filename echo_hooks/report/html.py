@@ -105,8 +105,9 @@ def _breakdown(report: Report) -> go.Figure:
 
 def _where(run: Run, composition: Composition) -> list[go.Figure]:
     timeline = composition.timelines[composition.critical]
-    ops = run.traces[_traced(run)[timeline.role]].ops
-    by_class, by_module = compute_by_class(timeline, ops), compute_by_module(timeline)
+    trace = run.traces[_traced(run)[timeline.role]]
+    by_class = compute_by_class(timeline, trace.ops, trace.steps)
+    by_module = compute_by_module(timeline, trace.steps)
     title = f"of rank {timeline.representative} (kernel time, overlapping kernels each counted)"
     return [
         _rows_figure(by_class, f"Compute by class of operation {title}"),
@@ -122,7 +123,7 @@ def _rows_figure(rows: list[ComputeRow], title: str) -> go.Figure:
     bar = go.Bar(
         y=[row.name for row in shown],
         x=[row.time_ms for row in shown],
-        text=[f"{duration_text(row.time_ms)}, {row.calls} calls" for row in shown],
+        text=[f"{duration_text(row.time_ms)}, {row.calls:g} calls" for row in shown],
         orientation="h",
         marker_color=_COLOURS["compute"],
     )
@@ -160,7 +161,7 @@ def _timeline(run: Run, composition: Composition) -> go.Figure:
     dropped = 0
     for i in chosen:
         timeline = timelines[i]
-        ops, table = run.traces[traced[timeline.role]].ops, run.traces[traced[timeline.role]].groups
+        ops = run.traces[traced[timeline.role]].ops
         records, left = _longest(timeline)
         dropped += left
         for record in records.tolist():
@@ -168,7 +169,7 @@ def _timeline(run: Run, composition: Composition) -> go.Figure:
             if lane not in lanes:
                 lanes.append(lane)
             group = int(timeline.program.group[record])
-            series = table[group].name if group >= 0 else _series(timeline, record)
+            series = run.groups[group].name if group >= 0 else _series(timeline, record)
             bar = bars.setdefault(series, {"y": [], "base": [], "x": [], "text": []})
             start, end = float(timeline.start_us[record]), float(timeline.end_us[record])
             bar["y"].append(lane)

@@ -27,7 +27,7 @@ from echo_hooks.graph.problems import rank_ranges
 from echo_hooks.graph.program import HOST_STREAM, Evidence, Kind, Phase, Program
 from echo_hooks.graph.rundir import RankTrace, Run, atomic_write
 from echo_hooks.report.activity import COMMUNICATION, COMPUTE, operation_name
-from echo_hooks.report.matching import agree, clock_offsets_us, find_meetings, group_tables, own_group, own_peer
+from echo_hooks.report.matching import agree, find_meetings, own_group, own_peer
 from echo_hooks.report.quantities import ranks_text
 
 MAX_RECORDS = 1_000_000
@@ -103,17 +103,15 @@ def _title(timeline: Timeline) -> str:
 
 
 def _events(run: Run, composition: Composition, chosen: list[int], summary: PerfettoSummary) -> Iterator[dict]:
-    tables = group_tables(run.traces, run.roles, composition.timelines)
-    meetings = find_meetings(composition, tables)
-    offsets_us = clock_offsets_us(composition, meetings)
-    origin_us = min(offset + _earliest(composition.timelines[i]) for i, offset in enumerate(offsets_us))
+    meetings = find_meetings(composition.timelines, run.groups)
+    origin_us = min(timeline.offset_us + _earliest(timeline) for timeline in composition.timelines)
     traced = {role.name: role.traced_rank for role in run.roles}
     lanes = []
     for i in chosen:
         timeline = composition.timelines[i]
         trace = run.traces[traced[timeline.role]]
-        shift_us = offsets_us[i] - origin_us
-        lanes.append(_Lanes(i + 1, timeline, trace.ops, tables[timeline.representative], shift_us))
+        shift_us = timeline.offset_us - origin_us
+        lanes.append(_Lanes(i + 1, timeline, trace.ops, run.groups, shift_us))
         yield from _names(i, timeline, i == composition.critical, lanes[-1])
         for event in lanes[-1].events:
             summary.slices += event["ph"] == "X"
@@ -121,7 +119,7 @@ def _events(run: Run, composition: Composition, chosen: list[int], summary: Perf
         yield from _memory_counter(i + 1, timeline, trace, shift_us)
     by_index = dict(zip(chosen, lanes))
     for meeting in meetings:
-        if all(i in by_index for i, _ in meeting.members) and agree(composition, meeting, offsets_us):
+        if all(i in by_index for i, _ in meeting.members) and agree(composition.timelines, meeting):
             for pair in _flow(meeting.members, by_index, first_id=summary.flows + 1):
                 summary.flows += 1
                 yield from pair
@@ -358,18 +356,15 @@ def _describe_communication(
 
 def _memory_counter(pid: int, timeline: Timeline, trace: RankTrace, shift_us: float) -> Iterator[dict]:
     """Bytes that tensors hold, at the host's time: the allocator works when the host asks."""
-    offset = _offset(timeline.program, trace.program)
     records = trace.memory_events["record"]
     issue_us = timeline.issue_us
     known = np.flatnonzero(np.isfinite(issue_us))
-    if offset is None or not len(records) or not len(known):
+    if not len(records) or not len(known):
         return
     order = np.argsort(records, kind="stable")
     held = np.cumsum(trace.memory_events["bytes"][order])
-    position = records[order] - offset  # 0: before the first record of the step
-    inside = position <= len(issue_us)
-    # The last known issue time at or before the record the event follows.
-    place = np.clip(np.searchsorted(known, position[inside] - 1, side="right") - 1, 0, None)
+    # An event happens once its record's predecessors are issued: at the last known issue time among them.
+    place = np.clip(np.searchsorted(known, records[order] - 1, side="right") - 1, 0, None)
     times_ns = np.rint((issue_us[known[place]] + shift_us) * 1e3).astype(np.int64)
     last_of_instant = np.flatnonzero(np.append(times_ns[1:] != times_ns[:-1], True))
     for i in last_of_instant.tolist():
@@ -378,21 +373,5 @@ def _memory_counter(pid: int, timeline: Timeline, trace: RankTrace, shift_us: fl
             "name": "allocated memory",
             "pid": pid,
             "ts": int(times_ns[i]) / 1e3,
-            "args": {"bytes": int(held[inside][i])},
+            "args": {"bytes": int(held[i])},
         }
-
-
-def _offset(part: Program, whole: Program) -> int | None:
-    """Where the timeline's program starts in the traced one; None when it is not a slice of it."""
-    if len(part) == len(whole):
-        return 0
-    marks = np.flatnonzero(part.kind == Kind.MARK)
-    if not len(marks):
-        return None
-    mark = marks[0]
-    same = (whole.kind == Kind.MARK) & (whole.seq == part.seq[mark]) & (whole.op == part.op[mark])
-    for candidate in np.flatnonzero(same).tolist():
-        offset = candidate - int(mark)
-        if offset >= 0 and np.array_equal(whole.kind[offset : offset + len(part)], part.kind):
-            return offset
-    return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from echo_hooks.compose.result import Breakdown, Composition, Timeline
 from echo_hooks.errors import UsageError
-from echo_hooks.graph.problems import Problem, rank_ranges
+from echo_hooks.graph.problems import Problem
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import Run, read_json
 from echo_hooks.report.activity import CommunicationRow, communication_rows
@@ -127,7 +127,7 @@ def build_report(run: Run, composition: Composition, cluster: Cluster, *, timing
 def _cluster(cluster: Cluster) -> dict[str, Any]:
     accelerator = cluster.accelerator
     return {
-        "name": f"{accelerator.name}:{cluster.nodes}x{cluster.accelerators_per_node}",
+        "name": cluster.name,
         "accelerator": accelerator.name,
         "product": accelerator.product,
         "nodes": cluster.nodes,
@@ -163,7 +163,7 @@ def _role_report(run: Run, role: Role, composition: Composition, cluster: Cluste
         report.step_time_ms = max(t.breakdown.step_us for t in timelines) / 1e3
         report.busiest_rank = busiest.representative
         report.breakdown = _breakdown_ms(busiest.breakdown)
-        report.communication = communication_rows(busiest, trace.ops, trace.groups)
+        report.communication = communication_rows(busiest, trace.ops, run.groups, trace.steps)
     return report
 
 

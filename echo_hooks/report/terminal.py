@@ -202,7 +202,7 @@ def _print_communication(report: Report, console: Console) -> None:
         table.add_row(
             Text(f"{row.group} ({row.size})"),
             Text(row.operation),
-            str(row.calls),
+            f"{row.calls:g}",
             bytes_text(row.bytes),
             *(f"{value:.{decimals}f}" for value in (row.time_ms, row.exposed_ms, row.waiting_ms)),
             busbw,

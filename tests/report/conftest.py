@@ -136,6 +136,7 @@ def composition(run) -> Composition:
     timelines = [
         Timeline(
             representative=rank,
+            offset_us=5.0 * rank,
             ranks=(rank,),
             role=f"stage {rank}",
             program=run.traces[rank].program,
@@ -153,7 +154,7 @@ def cluster():
     accelerator = SimpleNamespace(
         name="tiny", product="Tiny 1", memory_bytes=128 * MIB, peak_flops={"bfloat16": 1e15, "float32": 1e14}
     )
-    return SimpleNamespace(accelerator=accelerator, nodes=1, accelerators_per_node=2)
+    return SimpleNamespace(name="tiny:1x2", accelerator=accelerator, nodes=1, accelerators_per_node=2)
 
 
 @pytest.fixture

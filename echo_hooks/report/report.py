@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
 
 from echo_hooks.compose.result import Breakdown, Composition, Timeline
 from echo_hooks.errors import UsageError
@@ -87,6 +90,14 @@ class Report:
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n"
+
+    def __str__(self) -> str:
+        """As `print_report` shows it, in plain text."""
+        from echo_hooks.report.terminal import print_report  # it builds on this module
+
+        out = io.StringIO()
+        print_report(self, Console(file=out, width=80, force_terminal=False, color_system=None))
+        return out.getvalue()
 
     @property
     def critical_role(self) -> RoleReport | None:
@@ -270,7 +281,7 @@ def _check(report: Report) -> None:
         if not all(isinstance(n, int) for n in (role.needed_bytes, role.peak_allocated_bytes, role.capacity_bytes)):
             raise TypeError("a memory size is no whole number")
     for assumption in report.assumptions:
-        _ = assumption["kind"], assumption["value"], assumption["site"], int(assumption["count"]), assumption["ranks"]
+        _ = assumption["kind"], assumption["value"], assumption["site"], int(assumption["count"])
     for problem in report.problems:
         _ = problem["kind"], problem["message"], problem["ranks"], problem["site"]
     _ = [float(share) for share in report.evidence.values()], [float(s) for s in report.timings.values()]

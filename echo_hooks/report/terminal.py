@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from echo_hooks.graph.problems import rank_ranges
 from echo_hooks.report.quantities import bytes_text, decimal_text, decimals_for, duration_text, percent_text
 from echo_hooks.report.report import Report, RoleReport
+from echo_hooks.report.text import heading, line, row, show, table
 
 TOP_ASSUMPTIONS = 10
 TOP_COMMUNICATION = 15
@@ -33,31 +33,6 @@ def print_report(report: Report, console: Console, *, directory: Path | None = N
     _print_end(report, console, directory)
 
 
-def _line(console: Console, text: str = "", style: str = "") -> None:
-    """One line, never wrapped and never read as markup: paths and source lines stay whole for copy and grep."""
-    console.print(Text(text, style=style), soft_wrap=True, highlight=False)
-
-
-def _heading(console: Console, text: str) -> None:
-    _line(console)
-    _line(console, text, "bold")
-
-
-def _table(*columns: str, left: int = 1) -> Table:
-    """A table without lines; the first ``left`` columns hold text (folded when long), the others numbers."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for i, name in enumerate(columns):
-        if i < left:
-            table.add_column(Text(name), overflow="fold")
-        else:
-            table.add_column(Text(name), justify="right", no_wrap=True)
-    return table
-
-
-def _show(console: Console, table: Table) -> None:
-    console.print(table, highlight=False)
-
-
 # ---- headline ----
 
 
@@ -65,14 +40,14 @@ def _print_problems(report: Report, console: Console) -> None:
     for problem in report.problems:
         fatal = problem["kind"] not in ("warning", "unsafe")
         where = f" [{problem['site']}]" if problem["site"] else ""
-        _line(console, f"{problem['kind'].upper()}: {problem['message']}{where}", "bold red" if fatal else "yellow")
+        line(console, f"{problem['kind'].upper()}: {problem['message']}{where}", "bold red" if fatal else "yellow")
     if report.problems:
-        _line(console)
+        line(console)
 
 
 def _print_headline(report: Report, console: Console) -> None:
     for name, text in headline(report):
-        _line(console, f"{name:<11} {text}")
+        line(console, f"{name:<11} {text}")
 
 
 def headline(report: Report) -> list[tuple[str, str]]:
@@ -142,14 +117,14 @@ def _print_breakdown(report: Report, console: Console) -> None:
     shown = select_roles(roles)
     for first in range(0, len(shown), ROLES_A_TABLE):
         chunk = shown[first : first + ROLES_A_TABLE]
-        _heading(console, "Where one step goes, in ms" + (" (continued)" if first else ""))
-        table = _table("", *(column for role in chunk for column in (_role_header(role), "%")))
-        _breakdown_rows(table, [role.breakdown for role in chunk if role.breakdown], report.step_time_ms)
-        _show(console, table)
+        heading(console, "Where one step goes, in ms" + (" (continued)" if first else ""))
+        cells = table("", *(column for role in chunk for column in (_role_header(role), "%")))
+        _breakdown_rows(cells, [role.breakdown for role in chunk if role.breakdown], report.step_time_ms)
+        show(console, cells)
     if len(shown) < len(roles):
-        _line(console, f"{len(roles) - len(shown)} more roles in report.json")
-    _line(console, "*: the critical rank; exposed: data moves and nothing computes; bubble: a send or recv")
-    _line(console, "waits for its partner; waiting: a collective waits for its last member; host: the device is idle")
+        line(console, f"{len(roles) - len(shown)} more roles in report.json")
+    line(console, "*: the critical rank; exposed: data moves and nothing computes; bubble: a send or recv")
+    line(console, "waits for its partner; waiting: a collective waits for its last member; host: the device is idle")
 
 
 def _role_header(role: RoleReport) -> str:
@@ -158,7 +133,7 @@ def _role_header(role: RoleReport) -> str:
     return "\n".join([*textwrap.wrap(name, 12), rank])
 
 
-def _breakdown_rows(table: Table, parts: list[dict[str, Any]], step_ms: float | None) -> None:
+def _breakdown_rows(cells: Table, parts: list[dict[str, Any]], step_ms: float | None) -> None:
     decimals = decimals_for(step_ms)
     groups = sorted({name for part in parts for name in part["exposed_communication"]})
     rows = [("compute", [p["compute"] for p in parts])]
@@ -170,10 +145,10 @@ def _breakdown_rows(table: Table, parts: list[dict[str, Any]], step_ms: float | 
     ]
     totals = [sum(values[i] for _, values in rows) for i in range(len(parts))]
     for label, values in [*rows, ("step", totals)]:
-        cells = []
+        numbers: list[str] = []
         for value, total in zip(values, totals):
-            cells += [f"{value:.{decimals}f}", f"{100 * value / total:.1f}" if total else "-"]
-        table.add_row(Text(label), *cells, style="bold" if label == "step" else "")
+            numbers += [f"{value:.{decimals}f}", f"{100 * value / total:.1f}" if total else "-"]
+        row(cells, label, *numbers, style="bold" if label == "step" else "")
 
 
 def select_roles(roles: list[RoleReport]) -> list[RoleReport]:
@@ -194,35 +169,37 @@ def _print_communication(report: Report, console: Console) -> None:
     role = report.critical_role
     if role is None or not role.communication:
         return
-    _heading(console, f"Communication of rank {role.busiest_rank} in one step (modelled)")
-    table = _table("group (size)", "operation", "calls", "payload", "ms", "exposed", "waiting", "busbw", left=2)
+    heading(console, f"Communication of rank {role.busiest_rank} in one step (modelled)")
+    cells = table("group (size)", "operation", "calls", "payload", "ms", "exposed", "waiting", "busbw", left=2)
     decimals = decimals_for(report.step_time_ms)
-    for row in role.communication[:TOP_COMMUNICATION]:
-        busbw = "-" if row.busbw_bytes_per_s is None else f"{row.busbw_bytes_per_s / 1e9:.1f}"
-        table.add_row(
-            Text(f"{row.group} ({row.size})"),
-            Text(row.operation),
-            f"{row.calls:g}",
-            bytes_text(row.bytes),
-            *(f"{value:.{decimals}f}" for value in (row.time_ms, row.exposed_ms, row.waiting_ms)),
+    for entry in role.communication[:TOP_COMMUNICATION]:
+        busbw = "-" if entry.busbw_bytes_per_s is None else f"{entry.busbw_bytes_per_s / 1e9:.1f}"
+        row(
+            cells,
+            f"{entry.group} ({entry.size})",
+            entry.operation,
+            f"{entry.calls:g}",
+            bytes_text(entry.bytes),
+            *(f"{value:.{decimals}f}" for value in (entry.time_ms, entry.exposed_ms, entry.waiting_ms)),
             busbw,
         )
-    _show(console, table)
+    show(console, cells)
     if len(role.communication) > TOP_COMMUNICATION:
-        _line(console, f"{len(role.communication) - TOP_COMMUNICATION} more rows in report.json")
-    _line(console, "ms: data moves; exposed: of that, not under compute; waiting: for the last member; busbw in GB/s")
+        line(console, f"{len(role.communication) - TOP_COMMUNICATION} more rows in report.json")
+    line(console, "ms: data moves; exposed: of that, not under compute; waiting: for the last member; busbw in GB/s")
 
 
 # ---- memory ----
 
 
 def _print_memory(report: Report, console: Console) -> None:
-    _heading(console, "Peak memory per rank in GiB (allocator and extra modelled)")
-    table = _table("role", "ranks", "allocated", "reserved", "extra", "needed", "", left=2)
+    heading(console, "Peak memory per rank in GiB (allocator and extra modelled)")
+    cells = table("role", "ranks", "allocated", "reserved", "extra", "needed", "", left=2)
     for role in select_roles(report.roles):
-        table.add_row(
-            Text(role.name),
-            Text(rank_ranges(role.ranks)),
+        row(
+            cells,
+            role.name,
+            rank_ranges(role.ranks),
             _gib(role.peak_allocated_bytes),
             _gib(role.peak_reserved_bytes),
             _gib(sum(role.extra_bytes.values())),
@@ -230,16 +207,16 @@ def _print_memory(report: Report, console: Console) -> None:
             "fits" if role.fits else "OUT",
             style="" if role.fits else "bold red",
         )
-    _show(console, table)
-    _line(console, f"capacity {bytes_text(report.cluster['memory_bytes'])}; needed = reserved + extra")
+    show(console, cells)
+    line(console, f"capacity {bytes_text(report.cluster['memory_bytes'])}; needed = reserved + extra")
     if report.roles:
         fullest = max(report.roles, key=lambda role: role.needed_bytes)
         held = [f"{name} {bytes_text(size)}" for name, size in _largest(fullest.held_at_peak)]
         extra = [f"{name} {bytes_text(size)}" for name, size in _largest(fullest.extra_bytes)]
         if held:
-            _line(console, f"at the peak of {fullest.name}: {', '.join(held)}")
+            line(console, f"at the peak of {fullest.name}: {', '.join(held)}")
         if extra:
-            _line(console, f"extra: {', '.join(extra)}")
+            line(console, f"extra: {', '.join(extra)}")
 
 
 def _largest(sizes: dict[str, int]) -> list[tuple[str, int]]:
@@ -253,27 +230,27 @@ def _print_assumptions(report: Report, console: Console) -> None:
     made_up = [a for a in report.assumptions if a["kind"] != "note"]
     notes = [a for a in report.assumptions if a["kind"] == "note"]
     if made_up:
-        _heading(console, f"Assumed values: {sum(int(a['count']) for a in made_up)}")
+        heading(console, f"Assumed values: {sum(int(a['count']) for a in made_up)}")
         for a in made_up[:TOP_ASSUMPTIONS]:
-            _line(console, f"  {a['count']} x {a['kind']} = {a['value']}" + (f"  at {a['site']}" if a["site"] else ""))
+            line(console, f"  {a['count']} x {a['kind']} = {a['value']}" + (f"  at {a['site']}" if a["site"] else ""))
         if len(made_up) > TOP_ASSUMPTIONS:
-            _line(console, f"  {len(made_up) - TOP_ASSUMPTIONS} more in report.json")
+            line(console, f"  {len(made_up) - TOP_ASSUMPTIONS} more in report.json")
     if notes:
-        _heading(console, "Notes")
+        heading(console, "Notes")
         for note in notes:
-            _line(console, f"  {note['value']}")
+            line(console, f"  {note['value']}")
 
 
 def _print_end(report: Report, console: Console, directory: Path | None) -> None:
-    _line(console)
+    line(console)
     spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.timings.items())
-    _line(console, f"spent: {spent}")
+    line(console, f"spent: {spent}")
     if directory is not None:
-        _line(console, f"run:   {directory}")
+        line(console, f"run:   {directory}")
         if (directory / PERFETTO_FILE).exists():
-            _line(console, f"trace: {directory / PERFETTO_FILE}  (open it at https://ui.perfetto.dev)")
+            line(console, f"trace: {directory / PERFETTO_FILE}  (open it at https://ui.perfetto.dev)")
         if (directory / "report.html").exists():
-            _line(console, f"page:  {directory / 'report.html'}  (open it in a browser; it needs no network)")
+            line(console, f"page:  {directory / 'report.html'}  (open it in a browser; it needs no network)")
 
 
 def _gib(size: int) -> str:

@@ -78,6 +78,7 @@ def trace(rank: int) -> RankTrace:
     return RankTrace(
         rank=rank,
         program=builder.program(),
+        prologue=ProgramBuilder().program(),
         ops=ops.signatures,
         groups=groups(),
         memory_events=memory.columns(),

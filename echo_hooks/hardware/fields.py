@@ -117,6 +117,22 @@ class Fields:
 
         return self._number(key, fraction, {})
 
+    def ratio(self, key: str) -> float:
+        """A number from 1, such as an oversubscription of 2 (to 1)."""
+
+        def at_least_one(value: Any) -> float:
+            if type(value) not in (int, float) or not 1 <= value < float("inf"):
+                raise UsageError(f"{value!r} should be a number from 1")
+            return float(value)
+
+        return self._number(key, at_least_one, {})
+
+    def flag(self, key: str) -> bool:
+        value = self._get(key, "true or false")
+        if not isinstance(value, bool):
+            raise self.error(key, f"{value!r} should be true or false")
+        return value
+
     def done(self, known: tuple[str, ...] = ()) -> None:
         """Raises UsageError for a key that nobody asked for. ``known``: further keys that may be there."""
         allowed = list(dict.fromkeys((*self._asked, *known)))

@@ -43,25 +43,37 @@ class VirtualWorld:
         seed: int = 0,
         check_devices: bool = True,
     ):
+        self.nproc_per_node = nproc_per_node
+        self.check_devices = check_devices
+        self.seed = seed
+        self.objects = ObjectCollectives(self)
+        self.objects.encode, self.objects.decode = pipelining.encode, pipelining.decode
+        self.shape_exchange = pipelining.ShapeExchange(self)
+        self._installed: ExitStack | None = None
+        self._become(recorder, values, payloads)
+
+    def _become(self, recorder: Recorder, values: Values, payloads: PayloadStore) -> None:
         self.recorder = recorder
         self.values = values
-        self.nproc_per_node = nproc_per_node
         self.payloads = payloads
-        self.check_devices = check_devices
         self.rank = recorder.rank
-        self.generator = torch.Generator().manual_seed(seed)  # never the script's: its data order must not move
+        self.generator = torch.Generator().manual_seed(self.seed)  # never the script's: its data order must not move
         self.findings: list[Problem] = []
         self.store = VirtualStore(self)
         self.stores: list[VirtualStore] = []
-        self.objects = ObjectCollectives(self)
-        self.objects.encode, self.objects.decode = pipelining.encode, pipelining.decode
         self.objects_fallback: Callable[[list], list] | None = None
-        self.shape_exchange = pipelining.ShapeExchange(self)
+        self.shape_exchange.forward = None
         self.last_sent: dict[tuple[int, int], int] = {}
         self.creating: tuple[Group, dict[str, str]] | None = None
         self._functional = Functional(self)
         self._messages: dict[str, int] = {}
-        self._installed: ExitStack | None = None
+
+    def retarget(self, recorder: Recorder, values: Values, payloads: PayloadStore) -> None:
+        """Become another rank before any group exists; the hooks stay (a fork server installs them once)."""
+        if c10d.is_initialized():
+            raise RuntimeError("a virtual world that has groups cannot become another rank")
+        self._become(recorder, values, payloads)
+        self.payloads.begin(self.rank)
 
     def install(self) -> None:
         """Redirect torch.distributed into this world. Raises RuntimeError when it is installed already."""

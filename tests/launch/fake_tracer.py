@@ -66,7 +66,9 @@ class Tracer:
             subprocess.Popen(["sleep", "600"])
             subprocess.Popen(["sleep", "600"], start_new_session=True)
         if behaviour == "show":
-            print(json.dumps({"args": self.job.args, "devices": os.environ["CUDA_VISIBLE_DEVICES"], "path": sys.path[0]}))
+            print(
+                json.dumps({"args": self.job.args, "devices": os.environ["CUDA_VISIBLE_DEVICES"], "path": sys.path[0]})
+            )
         if behaviour.startswith("after "):  # fails unless that rank was traced before
             if not (Path(self.job.out) / "ranks" / f"{int(behaviour[6:]):05d}.parquet").exists():
                 time.sleep(0.3)

@@ -42,7 +42,7 @@ def gemms(signature: OpSignature) -> list[Gemm]:
     operands = [t for t in signature.inputs if len(t.shape) >= 2]
     if base in ("addmm", "baddbmm", "addbmm", "_addmm_activation") and len(signature.inputs) >= 3:
         operands = list(signature.inputs[1:3])
-    if base in _PLAIN and len(operands) >= 2:
+    if base in _PLAIN.split() and len(operands) >= 2:
         a, b = operands[0].shape, operands[1].shape
         if base == "linear":  # the weight is [n, k]
             b = (*b[:-2], b[-1], b[-2])
@@ -61,9 +61,7 @@ def gemms(signature: OpSignature) -> list[Gemm]:
     return [_implicit(signature, signature.flops)] if signature.flops else []
 
 
-_PLAIN = (
-    "mm bmm addmm baddbmm addbmm linear matmul _scaled_mm _int_mm _grouped_mm _scaled_grouped_mm _addmm_activation"
-).split()
+_PLAIN = "mm bmm addmm baddbmm addbmm linear matmul _scaled_mm _int_mm _grouped_mm _scaled_grouped_mm _addmm_activation"
 
 
 def _nonempty(products: list[Gemm]) -> list[Gemm]:

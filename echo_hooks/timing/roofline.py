@@ -73,9 +73,7 @@ def _memory_us(signature: OpSignature, opclass: OpClass, name: str, accelerator:
     else:
         traffic = signature.bytes_read + signature.bytes_written
     peak = (
-        accelerator.host_link_bandwidth_bytes_per_s
-        if name == "host_link"
-        else accelerator.memory_bandwidth_bytes_per_s
+        accelerator.host_link_bandwidth_bytes_per_s if name == "host_link" else accelerator.memory_bandwidth_bytes_per_s
     )
     return traffic / (peak / 1e6) / accelerator.efficiency[name]["bandwidth"]
 
@@ -132,4 +130,3 @@ def multi_tensor_launches(signature: OpSignature) -> int:
     blocks = sum(-(-elements(t) // _ELEMENTS_PER_BLOCK) for t in first)
     per_launch = _TENSORS_PER_LAUNCH[min(lists, len(_TENSORS_PER_LAUNCH)) - 1]
     return max(-(-count // per_launch), -(-blocks // _BLOCKS_PER_LAUNCH), 1)
-

@@ -171,8 +171,8 @@ _OPS: dict[str, OpClass] = {
         OpClass("reduction"),
         "sum nansum mean prod max min amax amin aminmax argmax argmin any all count_nonzero norm"
         " linalg_vector_norm linalg__powsum frobenius_norm std std_mean var var_mean median nanmedian mode equal"
-        " logsumexp histc mv addmv dot vdot avg_pool2d max_pool2d_with_indices adaptive_avg_pool2d _adaptive_avg_pool2d trace"
-        " avg_pool2d_backward max_pool2d_with_indices_backward _adaptive_avg_pool2d_backward",
+        " logsumexp histc mv addmv dot vdot avg_pool2d max_pool2d_with_indices adaptive_avg_pool2d _adaptive_avg_pool2d"
+        " trace avg_pool2d_backward max_pool2d_with_indices_backward _adaptive_avg_pool2d_backward",
     ),
     **_family(OpClass("reduction", kernels=2), "cumsum cumprod cummax cummin logcumsumexp"),
     # Loss of class indices. The backward fills its output with zeros, then scatters.

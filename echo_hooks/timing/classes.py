@@ -28,10 +28,13 @@ def op_class(op: str) -> OpClass | None:
 
     Overloads, in-place and out= variants cost what the plain op costs.
     """
+    return _by_base(base_name(op))
+
+
+def base_name(op: str) -> str:
+    """ "aten.add_.Tensor" gives "add_"; a name of another namespace stays whole, so that it matches nothing."""
     parts = op.split(".")
-    if parts[0] in ("aten", "fsdp", "prims") and len(parts) > 1:
-        return _by_base(parts[1])
-    return _by_base(parts[0])
+    return parts[1] if parts[0] in ("aten", "fsdp", "prims") and len(parts) > 1 else op
 
 
 @cache

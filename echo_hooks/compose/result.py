@@ -36,7 +36,8 @@ class Timeline:
     Arrays run over the records of ``program``, in microseconds from the start of the step on the representative's
     host clock: ``issue_us`` when the host issued the record, ``start_us``/``end_us`` when it ran (NaN for records
     that never run on a stream). For communication ``ready_us`` is when the last member had arrived (data moves from
-    then on). ``slowdown``: duration over duration alone, 1.0 where nothing overlapped.
+    then on). ``slowdown``: duration over duration alone, 1.0 where nothing overlapped. Adding ``offset_us`` puts the
+    timelines of one composition on a common clock.
     """
 
     representative: int
@@ -49,6 +50,7 @@ class Timeline:
     end_us: np.ndarray
     slowdown: np.ndarray
     breakdown: Breakdown
+    offset_us: float = 0.0
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from echo_hooks.errors import UsageError
 from echo_hooks.hardware.cluster import Level, load_cluster
+from echo_hooks.network.describe import describe
 from echo_hooks.network.model import COLLECTIVES, CommunicationModel
 from echo_hooks.network.sharing import max_min_rates
 
@@ -247,3 +249,15 @@ def test_environment_of_the_job():
 def test_errors(call, said):
     with pytest.raises(UsageError, match=said):
         call(MODEL)
+
+
+def test_describe():
+    said = describe(MODEL, "all_gather", GROUPS["node"], GI)
+    assert said["bus_bandwidth_gb_per_s"] == pytest.approx(GI * 7 / 8 / said["duration_us"] / 1e3)
+    assert said["latency_us"] + said["transfer_us"] == pytest.approx(said["duration_us"])
+    assert said["resources_in_all"] == 16
+    assert said["resources"][0]["busy_share"] == pytest.approx(1.0, rel=1e-3)
+    json.dumps(said)
+    assert describe(MODEL, "send", (0, 8), MI)["placement"]["nodes"] == 2
+    with pytest.raises(UsageError, match="two ranks"):
+        describe(MODEL, "send", (0, 1, 2), MI)

@@ -12,6 +12,9 @@ from echo_hooks.report.perfetto import write_perfetto
 from echo_hooks.report.report import Report
 from echo_hooks.report.timeline_table import write_timeline
 
+TIMELINE_FILE, PERFETTO_FILE = "timeline.parquet", "timeline.perfetto.json.gz"
+PAGE_FILE, REPORT_FILE = "report.html", "report.json"
+
 
 def write_files(directory: Path, run: Run, composition: Composition, report: Report) -> list[Path]:
     """Write timeline.parquet and timeline.perfetto.json.gz (when there is a timeline), report.html and report.json.
@@ -19,8 +22,8 @@ def write_files(directory: Path, run: Run, composition: Composition, report: Rep
     Returns the paths; report.json comes last, so that its presence means the rest is complete. Files of an earlier
     composition that has no place in this one are removed. UsageError when the directory cannot be written.
     """
-    table, trace = directory / "timeline.parquet", directory / "timeline.perfetto.json.gz"
-    page, numbers = directory / "report.html", directory / "report.json"
+    table, trace = directory / TIMELINE_FILE, directory / PERFETTO_FILE
+    page, numbers = directory / PAGE_FILE, directory / REPORT_FILE
     try:
         numbers.unlink(missing_ok=True)
         written = [page, numbers]

@@ -1,7 +1,7 @@
-"""DistributedDataParallel on pretended tensors: torch's own C++ reducer, around what it cannot do without data.
+"""DistributedDataParallel: torch's own C++ reducer (bucketing, rebuild, hooks, order), helped where it needs data.
 
-With real tensors everything here passes through to torch. The reducer itself (bucketing, rebuild, hooks, order) is
-torch's in both cases.
+`broadcast_coalesced` is replaced for all tensors, since the C++ one never reaches a Python process group; the rest
+passes through to torch when the tensors are real.
 """
 
 from __future__ import annotations
@@ -68,12 +68,10 @@ def verify_params(world: VirtualWorld, original: Any) -> Any:
     return verify
 
 
-def broadcast_coalesced(world: VirtualWorld, original: Any) -> Any:
+def broadcast_coalesced() -> Any:
     """torch/csrc/distributed/c10d/comm.cpp: one flattened broadcast per bucket, at most two in flight."""
 
     def broadcast(process_group, tensors, buffer_size=256 << 20, src=0):
-        if not any(world.values.pretended(t) for t in tensors):
-            return original(process_group, tensors, buffer_size, src)
         buckets, _ = dist._compute_bucket_assignment_by_size(list(tensors), [buffer_size])
         opts = dist.BroadcastOptions()
         opts.rootRank = src

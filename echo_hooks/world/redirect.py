@@ -50,7 +50,7 @@ def patches(world: VirtualWorld) -> list[Patch]:
         Patch(dist, "Reducer", lambda f: ddp.reducer_class(world, f), "its timer needs CUDA events"),
         Patch(dist, "Logger", lambda f: ddp.logger_class(world, f), "reads the timer"),
         Patch(dist, "_verify_params_across_processes", lambda f: ddp.verify_params(world, f), "C++ reads data"),
-        Patch(dist, "_broadcast_coalesced", lambda f: ddp.broadcast_coalesced(world, f), "C++ reads data"),
+        Patch(dist, "_broadcast_coalesced", lambda f: ddp.broadcast_coalesced(), "C++ passes by the group"),
     ]
     mesh = sys.modules.get("torch.distributed.device_mesh")
     if mesh is not None and hasattr(mesh, "split_group"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,21 +35,6 @@ class Network(Protocol):
     ) -> Any: ...
 
     def point_to_point(self, source: int, destination: int, bytes: int, *, group_size: int) -> Any: ...
-
-
-@dataclass(frozen=True)
-class _Free:
-    duration_us: float = 0.0
-
-
-class FreeNetwork:
-    """For asking whether a plan runs at all: communication takes no time."""
-
-    def collective(self, *args: Any, **kwargs: Any) -> _Free:
-        return _Free()
-
-    def point_to_point(self, *args: Any, **kwargs: Any) -> _Free:
-        return _Free()
 
 
 def placement(ranks: np.ndarray, accelerators_per_node: int, switch_nodes: tuple[int, ...] = ()) -> bytes:

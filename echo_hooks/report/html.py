@@ -59,7 +59,7 @@ def write_html(path: Path, run: Run, composition: Composition, report: Report) -
         figures=[_div(figure, f"figure-{i}") for i, figure in enumerate(figures)],
         plotly=get_plotlyjs(),
     )
-    atomic_write(path, page.encode())
+    atomic_write(path, page.encode("utf-8", "replace"))  # file names may hold lone surrogates
 
 
 def _div(figure: go.Figure, name: str) -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
+from echo_hooks.compose.agreement import mismatches
 from echo_hooks.compose.breakdown import breakdown
 from echo_hooks.compose.costs import Costs, Network
+from echo_hooks.compose.critical import critical_path, evidence_shares
 from echo_hooks.compose.engine import State, run
 from echo_hooks.compose.folding import Partition, World, build_world, fold, unfolded
+from echo_hooks.compose.hangs import diagnose
 from echo_hooks.compose.programs import SYNC, role_program
-from echo_hooks.compose.result import Breakdown, Composition, Timeline
+from echo_hooks.compose.result import Breakdown, Composition, CriticalPath, Timeline
 from echo_hooks.compose.tables import Tables, build_tables
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.groups import GroupTable
@@ -19,7 +23,11 @@ from echo_hooks.graph.problems import Problem
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import RankTrace
 
-__all__ = ["Breakdown", "Composition", "Timeline", "compose"]
+BUFFERED_SEND_BYTES = 4 << 20
+"""A send that fits NCCL's buffer may end before its recv begins: NCCL_BUFFSIZE, 4 MiB by default (NCCL documentation,
+"Environment variables"). Nothing promises it, so a plan that needs it is flagged."""
+
+__all__ = ["Breakdown", "Composition", "CriticalPath", "Timeline", "compose"]
 
 
 def compose(
@@ -45,6 +53,9 @@ def compose(
     the largest difference bounds the true period from above and never grows with k (Baccelli et al., Synchronization
     and Linearity, 1992, chapter 3). It is exact as soon as the differences of all ranks agree.
 
+    A plan that hangs or whose calls do not match gives ``problems`` and no timelines; one that would hang if no send
+    were buffered gives a problem of kind "unsafe" beside its timelines.
+
     Raises UsageError for input that fits no simulation: roles that do not cover the world, kernels without duration.
     """
     began = time.perf_counter()
@@ -58,17 +69,35 @@ def compose(
     world = build_world(world_size, groups, programs)
     costs = Costs(network, accelerators_per_node)
     partition = fold(world, costs) if folded else unfolded(world)
-    tables = build_tables(world, partition, costs, repeat, np.ones(len(partition.representative)))
+    scale = np.ones(len(partition.representative))
+    tables = build_tables(world, partition, costs, repeat, scale)
+    problems = mismatches(world, partition, tables)
+    if problems:
+        return Composition(float("nan"), problems=problems, seconds=time.perf_counter() - began)
     state, finished = run(tables, repeat, host_launch_us)
     if not finished:
-        hang = Problem("hang", "the ranks wait for each other and none can go on", tuple(range(world_size)))
-        return Composition(float("nan"), problems=[hang], seconds=time.perf_counter() - began)
-    composition = _composition(world, partition, tables, state, repeat)
+        problems = [diagnose(world, partition, tables, state)]
+        tables = build_tables(world, partition, costs, repeat, scale, buffered_bytes=BUFFERED_SEND_BYTES)
+        state, finished = run(tables, repeat, host_launch_us)
+        if finished:
+            problems = [_unsafe(problems[0])]
+    if finished:
+        composition = _composition(world, partition, tables, state, repeat, host_launch_us)
+    else:
+        composition = Composition(float("nan"))
+    composition.problems = problems
     composition.seconds = time.perf_counter() - began
     return composition
 
 
-def _composition(world: World, partition: Partition, tables: Tables, state: State, repeat: int) -> Composition:
+def _unsafe(hang: Problem) -> Problem:
+    text = f"completes only if sends of up to {BUFFERED_SEND_BYTES} bytes are buffered; without that, {hang.message}"
+    return replace(hang, kind="unsafe", message=text)
+
+
+def _composition(
+    world: World, partition: Partition, tables: Tables, state: State, repeat: int, host_launch_us: float
+) -> Composition:
     done = completions(world, partition, tables, state, repeat)
     origin = float(state.origin.min())
     timelines = []
@@ -80,10 +109,14 @@ def _composition(world: World, partition: Partition, tables: Tables, state: Stat
     steps = {p.steps for p in world.programs}
     if len(steps) > 1:
         raise UsageError(f"the ranks' programs hold different numbers of steps: {sorted(steps)}")
+    path = critical_path(world, tables, state, repeat, host_launch_us, done)
+    path.begin_us, path.end_us = path.begin_us - origin, path.end_us - origin
     return Composition(
         step_time_us=max(t.breakdown.step_us for t in timelines),
         timelines=timelines,
         critical=max(range(len(timelines)), key=lambda i: (_busy(timelines[i].breakdown), -i)),
+        evidence=evidence_shares(world, tables, path),
+        critical_path=path,
     )
 
 

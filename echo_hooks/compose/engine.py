@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from echo_hooks.compose.programs import CALL, HOST_CALL, PART, RECORD, RUN, SYNC, WAIT
+from echo_hooks.compose.programs import CALL, HOST_CALL, RECORD, RUN, SYNC, WAIT
 from echo_hooks.compose.tables import Channels, Classes, Programs, Tables
 
 QUEUE_DEPTH = 1024
@@ -72,12 +72,12 @@ def new_state(tables: Tables, repeat: int) -> State:
     records = int(programs.n[classes.role].sum())
     calls = np.diff(np.append(programs.call0, len(programs.call_record)))
     agents = len(classes.agent_class)
-    slots = int(channels.count.sum()) * repeat
+    slots = int(channels.calls.sum()) * repeat
     nodes = int(calls[classes.role].sum()) * repeat
     c = len(classes.role)
     slot_us = np.zeros(slots)
     for channel in range(len(channels.need)):
-        count, first = int(channels.count[channel]), int(channels.first0[channel])
+        count, first = int(channels.calls[channel]), int(channels.first0[channel])
         slot0 = int(channels.slot0[channel])
         slot_us[slot0 : slot0 + count * repeat] = np.tile(channels.slot_us[first : first + count], repeat)
     nan = np.nan
@@ -134,7 +134,7 @@ def _push(s: State, agent: int):
 def _serve(ch: Channels, s: State, channel: int, repeat: int):
     """Settle the calls of a channel that are complete, in order, and free those that wait for them."""
     n = s.served[channel]
-    total = ch.count[channel] * repeat
+    total = ch.calls[channel] * repeat
     while n < total:
         slot = ch.slot0[channel] + n
         if s.arrived[slot] < ch.need[channel]:
@@ -155,7 +155,9 @@ def _serve(ch: Channels, s: State, channel: int, repeat: int):
 
 
 @njit(cache=True)
-def _arrive(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, t: float, repeat: int):
+def _arrive(
+    p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, t: float, repeat: int
+):
     """All parts of a kernel arrive at ``t``; the agent's ``pending`` counts those not served."""
     role = k.role[c]
     call0 = p.call0[role]
@@ -167,7 +169,7 @@ def _arrive(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int,
         m = p.parts[i]
         call = call0 + m
         channel = k.channel[k.port0[c] + p.call_port[call]]
-        number = copy * ch.count[channel] + p.call_number[call]
+        number = copy * ch.calls[channel] + p.call_number[call]
         slot = ch.slot0[channel] + number
         s.arrived[slot] += 1
         s.slot_ready[slot] = max(s.slot_ready[slot], t)
@@ -195,7 +197,7 @@ def _complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: in
     for i in range(p.part_start[record], p.part_start[record + 1]):
         call = p.call0[role] + p.parts[i]
         channel = k.channel[k.port0[c] + p.call_port[call]]
-        slot = ch.slot0[channel] + copy * ch.count[channel] + p.call_number[call]
+        slot = ch.slot0[channel] + copy * ch.calls[channel] + p.call_number[call]
         cost = k.cost0[c] + p.call_kind[call]
         if k.buffered[cost]:
             part_ready, part_end = t, t + k.cost_us[cost] * p.call_share[call]
@@ -272,17 +274,15 @@ def _run_host(p: Programs, k: Classes, ch: Channels, s: State, c: int, repeat: i
         if record == 0 and copy == repeat - 1:
             s.origin[c] = s.clock[agent]
         t = s.clock[agent] + p.host_us[record0 + record]
-        device = action == RUN or action == CALL or action == WAIT or action == RECORD
+        device = action in (RUN, CALL, WAIT, RECORD)
         if device:
-            if action == RUN or action == CALL:
+            if action in (RUN, CALL):
                 t += launch_us
             first = p.stream_start[p.stream0[role] + p.stream[record0 + record]]
             length = p.stream_start[p.stream0[role] + p.stream[record0 + record] + 1] - first
             before = copy * length + p.place[record0 + record] - depth
             if before >= 0:
-                end = s.end[
-                    k.instance0[c] + before // length * n + p.stream_records[first + before % length]
-                ]
+                end = s.end[k.instance0[c] + before // length * n + p.stream_records[first + before % length]]
                 if end != end:
                     s.host_held[c] = ON_RECORD
                     break
@@ -390,10 +390,7 @@ def _run(p: Programs, k: Classes, ch: Channels, s: State, repeat: int, launch_us
                 for other in range(streams, streams + k.streams[c]):
                     if s.held[other] == ON_RECORD:
                         _push(s, other)
-    for c in range(len(k.role)):
-        if s.host_held[c] != DONE:
-            return False
+    finished = True
     for agent in range(len(k.agent_class)):
-        if s.held[agent] != DONE:
-            return False
-    return True
+        finished &= s.held[agent] == DONE
+    return finished

@@ -293,8 +293,8 @@ def _check_places(program, groups: GroupTable, records, kind, group, peer, where
             raise UsageError(f"{where}: {Kind(int(kind[i])).name.lower()} at {site or 'unknown line'} {text(i)}")
 
     fail((group < 0) | (group >= len(groups)), lambda i: f"names group {group[i]}, there are {len(groups)}")
+    outside = np.zeros(len(group), bool)
     for g in np.unique(group).tolist():
-        members = np.asarray(groups[g].ranks)
-        outside = (group == g) & (peer >= 0) & ~np.isin(peer, members)
-        fail(outside, lambda i: f"names rank {peer[i]}, which is not in group {g} ({groups[g].name})")
+        outside |= (group == g) & (peer >= 0) & ~np.isin(peer, np.asarray(groups[g].ranks))
+    fail(outside, lambda i: f"names rank {peer[i]}, not in group {group[i]} ({groups[int(group[i])].name})")
     fail((kind != Kind.COLLECTIVE) & (peer < 0), lambda i: "names no peer")

@@ -11,7 +11,7 @@ import numpy as np
 from echo_hooks.compose.costs import Costs, uneven
 from echo_hooks.compose.folding import Partition, World
 from echo_hooks.compose.programs import Call, RoleProgram
-from echo_hooks.graph.program import Kind, Evidence
+from echo_hooks.graph.program import Evidence, Kind
 
 
 class Programs(NamedTuple):
@@ -63,11 +63,11 @@ class Classes(NamedTuple):
 
 
 class Channels(NamedTuple):
-    """Where calls meet. ``need``: arrivals that complete a call; ``count``: calls in one copy of the programs;
+    """Where calls meet. ``need``: arrivals that complete a call; ``calls``: how many in one copy of the programs;
     ``slot0``: number of the first call; ``slot_us``: duration per call of a copy (0: take the members' own)."""
 
     need: np.ndarray
-    count: np.ndarray
+    calls: np.ndarray
     slot0: np.ndarray
     first0: np.ndarray
     slot_us: np.ndarray
@@ -168,7 +168,7 @@ def build_tables(
     first0 = bases(count.tolist()) if len(count) else np.zeros(0, np.int64)
     channels = Channels(
         need=np.asarray([len(e) + m for e, m in zip(ends, missing)], np.int64),
-        count=count,
+        calls=count,
         slot0=first0 * repeat,
         first0=first0,
         slot_us=_uneven_costs(world, partition, costs, ends, count, first0),

@@ -15,21 +15,31 @@ FORMAT = 1
 VENDORS = ("nvidia", "amd", "huawei")
 DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16", "float8", "int8")
 
-# Per class of operation, what is asked for: "share" (of the datasheet's peak) or a dimension of units.py.
-# Their meaning is in docs/timing.md.
-_MEMORY_BOUND = {"bandwidth": "share", "half_size": "bytes"}
+# Per class of operation: the share of the peak that its kernels reach ("compute", "bandwidth") and the time in which
+# a kernel fills and drains the device ("ramp"). The classes and formulas are in echo_hooks/timing.
+_MATRIX = {"compute": "share", "bandwidth": "share", "ramp": "time"}
+_MEMORY = {"bandwidth": "share", "ramp": "time"}
 EFFICIENCY: dict[str, dict[str, str]] = {
-    "gemm": {"compute": "share", "bandwidth": "share", "ramp": "time"},
-    "attention_forward": {"compute": "share", "bandwidth": "share", "ramp": "time"},
-    "attention_backward": {"compute": "share", "bandwidth": "share", "ramp": "time"},
-    "elementwise": _MEMORY_BOUND,
-    "norm": _MEMORY_BOUND,
-    "softmax": _MEMORY_BOUND,
-    "reduction": _MEMORY_BOUND,
-    "optimizer": _MEMORY_BOUND,
-    "gather": _MEMORY_BOUND,
-    "copy": _MEMORY_BOUND,
-    "host_link": {"bandwidth": "share", "latency": "time"},
+    "gemm": _MATRIX,
+    "attention_forward": _MATRIX,
+    "attention_backward": _MATRIX,
+    "elementwise": _MEMORY,  # one dtype, one layout: vectorised loads and stores
+    "cast": _MEMORY,  # pointwise with mixed dtypes
+    "strided": _MEMORY,  # pointwise with broadcast or permuted operands
+    "activation": _MEMORY,  # pointwise with a polynomial per element
+    "norm": _MEMORY,
+    "norm_backward": _MEMORY,
+    "softmax": _MEMORY,
+    "softmax_backward": _MEMORY,
+    "reduction": _MEMORY,
+    "optimizer": _MEMORY,  # foreach and fused multi-tensor kernels
+    "gather": _MEMORY,
+    "scatter": _MEMORY,
+    "concatenate": _MEMORY,
+    "fill": _MEMORY,
+    "random": _MEMORY,
+    "sort": _MEMORY,
+    "host_link": _MEMORY,  # copies between host and device
 }
 
 
@@ -40,7 +50,7 @@ class Accelerator:
     ``product``: what torch.cuda.get_device_name() answers. ``multiprocessors``: SMs, compute units or AI cores.
     ``memory_bytes``: what the driver lets a process allocate in all. ``l2_bytes``: the last cache before memory.
     ``peak_flops``: dense (no structured sparsity) matrix peak in FLOP/s by dtype, only the dtypes it has; "float32"
-    is without tensor cores. ``launch_overhead_us``: from the end of one kernel to the start of the next on a stream
+    is without tensor cores. ``special_function_ops_per_s``: exponentials per second. ``launch_overhead_us``: from the end of one kernel to the start of the next on a stream
     whose work is queued. ``host_launch_us``: host cost of an op below the dispatcher, launch included.
     ``host_link_bandwidth_bytes_per_s``, ``scaleup_bandwidth_bytes_per_s`` (NVLink, xGMI, HCCS, per device): one way.
     ``efficiency``: class of operation -> the keys of EFFICIENCY. ``sources``, ``bands``: dotted key of the file ->
@@ -56,6 +66,7 @@ class Accelerator:
     memory_bandwidth_bytes_per_s: float
     l2_bytes: int
     peak_flops: dict[str, float]
+    special_function_ops_per_s: float
     launch_overhead_us: float
     host_launch_us: float
     host_link_bandwidth_bytes_per_s: float
@@ -103,11 +114,12 @@ def _load(path: Path | Traversable) -> Accelerator:
         memory_bandwidth_bytes_per_s=fields.quantity("memory_bandwidth", "bandwidth"),
         l2_bytes=int(fields.quantity("l2", "bytes")),
         peak_flops=_peak_flops(fields.table("peak")),
+        special_function_ops_per_s=fields.quantity("special_function_rate", "flops"),
         launch_overhead_us=fields.quantity("launch_overhead", "time"),
         host_launch_us=fields.quantity("host_launch", "time"),
         host_link_bandwidth_bytes_per_s=fields.link("host_link_bandwidth"),
         scaleup_bandwidth_bytes_per_s=fields.link("scaleup_bandwidth"),
-        efficiency=_efficiency(fields.table("efficiency"), provenance) if "efficiency" in fields else {},
+        efficiency=_efficiency(fields.table("efficiency"), provenance),
         sources=provenance.sources,
         bands=provenance.bands,
     )

@@ -1,0 +1,135 @@
+"""The roofline model of one op alone on a device: the slower of arithmetic and memory, plus what each kernel costs.
+
+    duration = kernels * (launch_overhead + ramp) + max(FLOPs / (compute * peak), bytes / (bandwidth * peak))
+
+``ramp`` is how long a kernel takes to fill and drain the device: with it the bandwidth reached at a size is
+bytes / (bytes + half_size) of the full one, half_size = ramp * bandwidth. ``compute``, ``bandwidth`` and ``ramp``
+are the accelerator's ``efficiency`` of the op's class (docs/timing.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from echo_hooks.graph.ops import OpSignature, TensorMeta
+from echo_hooks.hardware.accelerator import Accelerator
+from echo_hooks.timing.classes import OpClass, elements, op_class
+from echo_hooks.timing.matmul import gemm_compute_us, gemms, peak_rate
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """``known``: false where the op is in no class or the device lacks its dtype, so that the time is a guess."""
+
+    duration_us: float
+    known: bool
+
+
+def estimate(signature: OpSignature, accelerator: Accelerator) -> Estimate:
+    """Duration of one op alone on the device.
+
+    An op in no class counts as one kernel that moves the signature's bytes at the "elementwise" rate.
+    """
+    opclass = op_class(signature.name)
+    known = opclass is not None
+    opclass = opclass or OpClass("elementwise")
+    name = efficiency_class(opclass, signature)
+    moved_us = _memory_us(signature, opclass, name, accelerator)
+    arithmetic_us, has_dtype = _arithmetic_us(signature, name, accelerator)
+    fixed_us = _kernels(signature, opclass) * (accelerator.launch_overhead_us + accelerator.efficiency[name]["ramp"])
+    return Estimate(fixed_us + max(moved_us, arithmetic_us), known and has_dtype)
+
+
+def efficiency_class(opclass: OpClass, signature: OpSignature) -> str:
+    """The key of ``Accelerator.efficiency``: the op's class, pointwise ones by the kernel that PyTorch picks.
+
+    Vectorised loads need one layout and one dtype throughout; mixed dtypes are converted one element at a time
+    ("cast"), broadcast or permuted operands are indexed one element at a time ("strided"). Rounding float32 to 16
+    bits has a vectorised kernel of its own (PyTorch, aten/src/ATen/native/cuda/CUDALoops.cuh and Copy.cu).
+    """
+    if opclass.name not in ("elementwise", "activation"):
+        return opclass.name
+    tensors = [t for t in (*signature.inputs, *signature.outputs) if t.shape]
+    if any(not t.contiguous for t in tensors) or len({t.shape for t in tensors}) > 1:
+        return "strided"
+    dtypes = {t.dtype for t in tensors if t.dtype != "bool"}  # masks and comparisons need no conversion
+    return "cast" if len(dtypes) > 1 and not _rounds_to_16_bits(signature) else opclass.name
+
+
+def _rounds_to_16_bits(signature: OpSignature) -> bool:
+    if not signature.name.startswith(("aten._to_copy.", "aten.copy_.")):
+        return False
+    target = (signature.outputs or signature.inputs)[0].dtype
+    return signature.inputs[-1].dtype == "float32" and target in ("bfloat16", "float16")
+
+
+def _memory_us(signature: OpSignature, opclass: OpClass, name: str, accelerator: Accelerator) -> float:
+    if opclass.traffic is not None:
+        traffic = opclass.traffic(signature)
+    elif name == "cast":  # one element at a time, whatever its size: each counts 8 bytes
+        traffic = 8 * max((elements(t) for t in (*signature.inputs, *signature.outputs)), default=0)
+    elif name == "host_link":
+        traffic = max(signature.bytes_read, signature.bytes_written)
+    else:
+        traffic = signature.bytes_read + signature.bytes_written
+    peak = (
+        accelerator.host_link_bandwidth_bytes_per_s
+        if name == "host_link"
+        else accelerator.memory_bandwidth_bytes_per_s
+    )
+    return traffic / (peak / 1e6) / accelerator.efficiency[name]["bandwidth"]
+
+
+def _arithmetic_us(signature: OpSignature, name: str, accelerator: Accelerator) -> tuple[float, bool]:
+    """Time of the op's matrix products, and whether the device has a peak for their dtype."""
+    if name == "gemm":
+        peak, has_dtype = peak_rate(signature, accelerator)
+        rate = peak * accelerator.efficiency[name]["compute"]
+        return sum(gemm_compute_us(g, accelerator, rate) for g in gemms(signature)), has_dtype
+    if name in ("attention_forward", "attention_backward"):
+        peak, has_dtype = peak_rate(signature, accelerator)
+        return attention_us(signature, accelerator, peak) / accelerator.efficiency[name]["compute"], has_dtype
+    return 0.0, True
+
+
+def attention_us(signature: OpSignature, accelerator: Accelerator, flops_per_s: float) -> float:
+    """Time of fused attention at full rates: its products, then one exponential per score.
+
+    The two hardly overlap within a thread block (FlashAttention-3, arXiv 2407.08608, section 3: on an H100 the
+    special function units do 3.9 T exponentials per second, so that with head dimension 128 they take half as many
+    cycles as the products). The signature's FLOPs count every score; with ``causal`` half of them are skipped.
+    """
+    query = next((t for t in signature.inputs[_first_of_qkv(signature) :] if len(t.shape) >= 3), None)
+    if query is None or not signature.flops:
+        return 0.0
+    products = 5 if signature.name.split(".")[1].endswith("_backward") else 2  # of [s, d] by [d, s] or [s, s] by [s, d]
+    computed = 0.5 if signature.attr("causal") else 1.0
+    scores = signature.flops / (2 * products * query.shape[-1])
+    seconds = signature.flops / flops_per_s + scores / accelerator.special_function_ops_per_s
+    return computed * seconds * 1e6
+
+
+def _first_of_qkv(signature: OpSignature) -> int:
+    return 1 if signature.name.split(".")[1].endswith("_backward") else 0
+
+
+def _kernels(signature: OpSignature, opclass: OpClass) -> int:
+    return multi_tensor_launches(signature) if opclass.name == "optimizer" else opclass.kernels
+
+
+# Tensors per launch by number of tensor lists; blocks per launch; elements per block
+# (PyTorch, aten/src/ATen/native/cuda/MultiTensorApply.cuh).
+_TENSORS_PER_LAUNCH = (110, 64, 48, 36, 30)
+_BLOCKS_PER_LAUNCH = 320
+_ELEMENTS_PER_BLOCK = 65536
+
+
+def multi_tensor_launches(signature: OpSignature) -> int:
+    """Kernels of a foreach or fused optimizer op over the lists of ``tensors`` tensors that its inputs form."""
+    count = signature.attr("tensors") or 1
+    lists = max(len(signature.inputs) // count, 1)
+    first: tuple[TensorMeta, ...] = signature.inputs[:count]
+    blocks = sum(-(-elements(t) // _ELEMENTS_PER_BLOCK) for t in first)
+    per_launch = _TENSORS_PER_LAUNCH[min(lists, len(_TENSORS_PER_LAUNCH)) - 1]
+    return max(-(-count // per_launch), -(-blocks // _BLOCKS_PER_LAUNCH), 1)
+

@@ -186,7 +186,8 @@ def _print_communication(report: Report, console: Console) -> None:
     show(console, cells)
     if len(role.communication) > TOP_COMMUNICATION:
         line(console, f"{len(role.communication) - TOP_COMMUNICATION} more rows in report.json")
-    line(console, "ms: data moves; exposed: of that, not under compute; waiting: for the last member; busbw in GB/s")
+    line(console, "ms: data moves (rows may overlap); exposed: of that, not under compute; waiting: for the last")
+    line(console, "member; payload as nccl-tests counts it, over all calls; busbw in GB/s")
 
 
 # ---- memory ----

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-
-from echo_hooks.errors import UsageError
 from echo_launch.arguments import Launch, parse, parse_ranks
 from echo_launch.world import resolve_world
+
+from echo_hooks.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,21 @@ def refused(*words: str, **environment: str) -> str:
 
 def test_everything_after_the_script_is_the_scripts():
     # pytorch/pytorch#120601: torchrun takes prefixes of its own options from behind the script
-    words = "--mo 0.9 --log x --r 16 --world-size 7 --simulate --jobs=0 -m -- --nnodes".split()
+    words = [
+        "--mo",
+        "0.9",
+        "--log",
+        "x",
+        "--r",
+        "16",
+        "--world-size",
+        "7",
+        "--simulate",
+        "--jobs=0",
+        "-m",
+        "--",
+        "--nnodes",
+    ]
     launch = simulate("--world-size", "96", "train.py", *words)
     assert launch.args == tuple(words)
     assert launch.world.world_size == 96

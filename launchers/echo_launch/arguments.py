@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from echo_hooks.errors import UsageError
-from echo_launch.world import World, resolve_world
+from echo_launch.world import MAX_DIGITS, World, resolve_world
 
 _TORCHRUN = "torchrun options"
 _OWN = "simulation options (with --simulate)"
@@ -117,7 +117,9 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...] | None:
         span, _, stride = part.strip().partition(":")
         first, dash, last = span.partition("-")
         numbers = [first, *([last] if dash else []), *([stride] if ":" in part else [])]
-        if not all(n.isascii() and n.isdigit() for n in numbers) or (":" in part and (not dash or int(stride) < 1)):
+        if not all(n.isascii() and n.isdigit() and len(n) <= MAX_DIGITS for n in numbers) or (
+            ":" in part and (not dash or int(stride) < 1)
+        ):
             raise UsageError(f"--trace-ranks {text}: {part!r} is no rank; give auto, all or a list: 0,5,8-15,0-88:8")
         low, high = int(first), int(last) if dash else int(first)
         if low > high or high >= world_size:
@@ -244,7 +246,7 @@ def _whole(name: str, text: str | None, least: int) -> int | None:
     if text is None:
         return None
     digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit()) or int(text) < least:
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS) or int(text) < least:
         raise UsageError(f"{name} {text}: a whole number from {least} is needed")
     return int(text)
 

@@ -43,6 +43,11 @@ def main(
             return _simulate(launch, tracer, finish or compose_and_report)
     except EchoError as error:
         return _explain(error)
+    except OSError as error:  # the run directory's disk is full, or it was taken away
+        if error.strerror is None:
+            raise
+        _say(f"{error.filename or 'a file of the run'}: {error.strerror}")
+        return 2
     except _Interrupted as interrupted:
         print(f"echo-launch: ended by {interrupted.signal.name}", file=sys.stderr)
         return 128 + interrupted.signal

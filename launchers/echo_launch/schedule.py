@@ -109,7 +109,7 @@ class Schedule:
 
     def _checks(self, facts: Mapping[int, RankFacts], view: _View) -> list[tuple[int, str]]:
         """Ranks worth tracing beyond one of each class: answers to what is open, before new questions are asked."""
-        settle = [(rank, why) for rank, why in _donors(facts) if rank not in facts]
+        settle = [(rank, why) for rank, why in _donors(facts) if rank not in facts and rank < self.world_size]
         for tree in view.trees:
             if tree is not None:
                 settle += open_questions(tree)[:2]

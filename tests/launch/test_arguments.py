@@ -145,6 +145,8 @@ def test_sources_that_disagree_are_both_shown(words, environment, both):
         (["--world-size", "0"], "--world-size 0: a whole number from 1"),
         (["--world-size", "-8"], "--world-size -8"),
         (["--world-size", "eight"], "eight"),
+        (["--world-size", "8000000"], "at most 1000000"),
+        (["--world-size", "9" * 5000], "a whole number from 1"),
         (["--world-size", "12"], "does not fill nodes of 8"),
         (["--world-size", "12", "--nnodes", "5"], "cannot be spread evenly"),
         (["--nnodes", "1:4", "--nproc-per-node", "8"], "elastic"),

@@ -184,6 +184,26 @@ def test_help(capfd):
     assert "--trace-ranks" in capfd.readouterr().out
 
 
+def test_without_simulate_it_is_torchrun_with_the_same_arguments(monkeypatch, capfd):
+    Path("train.py").write_text("")
+    called = []
+    monkeypatch.setattr(os, "execv", lambda program, words: called.append((program, words)) or sys.exit(0))
+    words = ["--nnodes=1", "--nproc_per_node", "2", "train.py", "--lr", "1"]
+    with pytest.raises(SystemExit):
+        main(words)
+    assert called == [(sys.executable, [sys.executable, "-m", "torch.distributed.run", *words])]
+    assert "not built yet" in capfd.readouterr().err
+
+
+def test_a_full_disk_is_one_sentence(monkeypatch, capfd):
+    def full(*_):
+        raise OSError(28, "No space left on device", "groups.parquet")
+
+    monkeypatch.setattr("echo_launch.main.write_groups", full)
+    assert launch({}, "--world-size", "2") == 2
+    assert "echo-launch: groups.parquet: No space left on device\n" in capfd.readouterr().err
+
+
 # ---- directories ----
 
 

@@ -93,7 +93,7 @@ def _ranks(report: Report) -> str:
     if proven:
         text += f"; traced and proven equal {rank_ranges(proven)}"
     if assumed:
-        text += f"; assumed equal {len(assumed)} ({rank_ranges(assumed)})"
+        text += f"; assumed equal {len(assumed)}"
     return text
 
 

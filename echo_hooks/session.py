@@ -20,8 +20,8 @@ from echo_hooks import integrations
 from echo_hooks.capture.capture import Capture
 from echo_hooks.capture.plans import Planner
 from echo_hooks.capture.steps import StepsDone
-from echo_hooks.devices import PretendedCuda
 from echo_hooks.devices.allocator import CachingAllocator
+from echo_hooks.devices.pretended_cuda import PretendedCuda
 from echo_hooks.devices.tensor_patches import patches as tensor_patches
 from echo_hooks.errors import EchoError, NothingSimulated, ScriptError
 from echo_hooks.graph.groups import GroupTable

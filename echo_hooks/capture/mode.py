@@ -19,6 +19,8 @@ from echo_hooks.graph.recorder import Recorder
 LARGE_CPU_BYTES = 1 << 20
 """Floating CPU factories above this size are pretended too: a model built on the CPU then costs no memory."""
 
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_PLAIN = torch._C._disabled_torch_dispatch_impl
 _FUNCTIONAL = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 
 
@@ -36,11 +38,19 @@ class CaptureMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if not types and not self._becomes_pretended(func, args, kwargs):
-            return _real(func, args, kwargs)
+        pretended = False
         for kind in types:
-            if kind is not Pretended:
+            if kind is Pretended:
+                pretended = True
+            elif kind.__torch_dispatch__ is not _PLAIN:
                 return self._foreign(kind, func, types, args, kwargs)
+        if not pretended:
+            # Fake modes rank below ours whenever they were entered: what runs under one (DTensor works out shapes so)
+            # is no work of the script's.
+            if torch._C._get_dispatch_mode(_FAKE) is not None:
+                return func(*args, **kwargs)
+            if not self._becomes_pretended(func, args, kwargs):
+                return _real(func, args, kwargs)
         return self.run(func, types, args, kwargs)
 
     def run(self, func, types, args, kwargs):

@@ -93,7 +93,17 @@ def _become(tensor: torch.Tensor, value: torch.Tensor) -> None:
     for name, attribute in tensor.__dict__.items():
         if not name.startswith("echo_"):
             new.__dict__.setdefault(name, attribute)
-    torch.utils.swap_tensors(tensor, new)
+    _swap(tensor, new)
+
+
+def _swap(tensor: torch.Tensor, new: torch.Tensor) -> None:
+    """torch.utils.swap_tensors for objects that nobody else refers to from C++, weak references allowed.
+
+    Its refusal of weak references guards memos keyed by tensor identity; the identity stays here.
+    """
+    tensor.__class__, new.__class__ = new.__class__, tensor.__class__
+    tensor.__dict__, new.__dict__ = new.__dict__, tensor.__dict__
+    torch._C._swap_tensor_impl(tensor, new)
 
 
 # ---- construction from lists ----

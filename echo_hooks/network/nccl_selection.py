@@ -95,9 +95,9 @@ def expected_us(
     bandwidth = np.full(bytes.shape, row.gb_per_s)
     if function == "all_reduce" and row.algorithm == "tree":
         bandwidth *= tree_correction(row.protocol, bytes, 23)
-    if function == "all_reduce" and row.algorithm == "nvls_tree":
-        if comm.architecture == "blackwell" and comm.cpu != "arm":
-            bandwidth *= tree_correction(row.protocol, bytes, 24)
+    blackwell = comm.architecture == "blackwell" and comm.cpu != "arm"
+    if function == "all_reduce" and row.algorithm == "nvls_tree" and blackwell:
+        bandwidth *= tree_correction(row.protocol, bytes, 24)
     latency = np.full(bytes.shape, row.latency_us)
     if function == "all_reduce" and (row.algorithm, row.protocol) == ("ring", "simple") and comm.nodes > 1:
         plateau = bytes // (launched * comm.ranks) >= 64

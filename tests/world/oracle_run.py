@@ -7,7 +7,7 @@ The truth of the real side is C++'s own: the flight recorder inside ProcessGroup
 Python hook can miss or disturb. It leaves out send and recv and shows a reduce-scatter as the all-reduce by which gloo
 makes it, so those three are logged where Python enters the process group.
 
-A case: {"name", "world", "script", "argv", "ports": [one per case]}. Output: one JSON file per (case, rank):
+A case: {"name", "world", "script", "argv"}. Output: one JSON file per (case, rank):
 {"collectives": {group ranks: [[kind, bytes, dtype], ...]}, "messages": {...: [[kind, peer, bytes, dtype], ...]},
 "reduce_scatters": {...: [bytes, ...]}}.
 """
@@ -15,6 +15,7 @@ A case: {"name", "world", "script", "argv", "ports": [one per case]}. Output: on
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -131,12 +132,25 @@ def collective(entry: dict, size: int) -> list:
     sent = _entry_bytes(entry["input_sizes"], entry["input_dtypes"])
     got = _entry_bytes(entry["output_sizes"], entry["output_dtypes"])
     total = max(sent, got)
-    if kind == "gather" and not got:
-        total = sent * size
+    if kind in ("gather", "all_gather"):  # of a coalesced all-gather only the first output is listed
+        total = max(got, sent * size)
     if kind == "scatter" and not sent:
         total = got * size
     dtypes = entry["input_dtypes"] or entry["output_dtypes"]
     return [kind, total, DTYPES[dtypes[0]] if dtypes else ""]
+
+
+@contextlib.contextmanager
+def file_store(path: Path, rank: int, world: int):
+    """Rendezvous through a file: ports may be taken at any time by gloo's own connections."""
+    original = dist.init_process_group
+    dist.init_process_group = lambda backend=None, *a, **k: original(
+        backend, store=dist.FileStore(str(path), world), rank=rank, world_size=world
+    )
+    try:
+        yield
+    finally:
+        dist.init_process_group = original
 
 
 def run_real(cases: list[dict], rank: int, out: Path) -> None:
@@ -145,9 +159,9 @@ def run_real(cases: list[dict], rank: int, out: Path) -> None:
     for case in cases:
         os.environ.update(
             RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(case["world"]), LOCAL_WORLD_SIZE=str(case["world"]),
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(case["port"]),
         )  # fmt: skip
-        script(case)
+        with file_store(out / f"{case['name']}.store", rank, case["world"]):
+            script(case)
         groups = {name: sorted(c10d._world.pg_group_ranks[pg]) for pg, name in c10d._world.pg_names.items()}
         dist.barrier()
         entries = flight_recorder()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -41,17 +40,6 @@ CASES = [
 CASES = [c for c in CASES if c["name"] in os.environ.get("ECHO_ORACLE_CASES", c["name"]).split(",")]
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
-
-
 def start(out: Path, name: str, cases: list[dict], *arguments: str) -> tuple[subprocess.Popen, Path]:
     listing, log = out / f"{name}.cases", out / f"{name}.log"
     listing.write_text(json.dumps(cases))
@@ -77,7 +65,6 @@ def runs(out: Path, runner: str | None = None) -> None:
     (out / "virtual").mkdir()
     for world in sorted({c["world"] for c in CASES}):
         cases = [c for c in CASES if c["world"] == world]
-        cases = [{**c, "port": port} for c, port in zip(cases, free_ports(len(cases)))]
         finish([start(out / "real", f"w{world}r{r}", cases, "real", "--rank", str(r)) for r in range(world)])
     arguments = ["--runner", runner] if runner else []
     finish([start(out / "virtual", "virtual", CASES, "virtual", *arguments)])

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from echo_hooks.graph.problems import rank_ranges
+from echo_hooks.graph.problems import BROKEN_PLAN, rank_ranges
 from echo_hooks.report.quantities import bytes_text, decimal_text, decimals_for, duration_text, percent_text
 from echo_hooks.report.report import Report, RoleReport
 from echo_hooks.report.text import heading, line, row, show, table
@@ -38,7 +38,7 @@ def print_report(report: Report, console: Console, *, directory: Path | None = N
 
 def _print_problems(report: Report, console: Console) -> None:
     for problem in report.problems:
-        fatal = problem["kind"] not in ("warning", "unsafe")
+        fatal = problem["kind"] in BROKEN_PLAN
         where = f" [{problem['site']}]" if problem["site"] else ""
         line(console, f"{problem['kind'].upper()}: {problem['message']}{where}", "bold red" if fatal else "yellow")
     if report.problems:

@@ -119,10 +119,14 @@ def compute_by_class(timeline: Timeline, ops: list[OpSignature], steps: int) -> 
 
 
 def compute_by_module(timeline: Timeline, steps: int) -> list[ComputeRow]:
-    """Equal layers count as one: "layers.3.mlp" and "layers.7.mlp" are "layers.*.mlp"."""
     program = timeline.program
-    labels = [re.sub(r"\b\d+\b", "*", text) or "(no module)" for text in program.strings]
+    labels = [module_label(text) for text in program.strings]
     return _compute_rows(timeline, steps, lambda record: labels[program.module[record]])
+
+
+def module_label(path: str) -> str:
+    """Equal layers count as one: "layers.3.mlp" and "layers.7.mlp" are both "layers.*.mlp"."""
+    return re.sub(r"\b\d+\b", "*", path) or "(no module)"
 
 
 def _class_of(timeline: Timeline, record: int, ops: list[OpSignature]) -> str:

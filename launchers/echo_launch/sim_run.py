@@ -143,5 +143,6 @@ def _print_side_by_side(reports: list[Report], console: Console) -> None:
     show(console, cells)
     line(console, "simulated; compute and exposed communication are those of the critical rank, memory of the fullest")
     for r in reports:
-        for problem in r.problems:
-            line(console, f"{r.cluster['name']}: {problem['kind']}: {problem['message']}")
+        for problem in r.problems[:1]:
+            more = f" (and {len(r.problems) - 1} more)" if len(r.problems) > 1 else ""
+            line(console, f"{r.cluster['name']}: {problem['kind']}: {problem['message']}{more}")

@@ -28,6 +28,7 @@ from echo_hooks.report.report import Report
 from echo_hooks.report.terminal import headline, select_roles
 
 MAX_CLASSES_DRAWN = 8
+MAX_ROLES_DRAWN = 24
 MAX_SLICES_A_CLASS = 1500
 MAX_ROWS = 15
 GIB = 1 << 30
@@ -88,7 +89,7 @@ def _figure(bars: list[go.Bar], title: str, axis: str, rows: int, **layout: Any)
 
 
 def _breakdown(report: Report) -> go.Figure:
-    roles = select_roles([role for role in report.roles if role.breakdown])
+    roles = select_roles([role for role in report.roles if role.breakdown], MAX_ROLES_DRAWN)
     labels = [f"{role.name} (rank {role.busiest_rank}{', critical' if role.critical else ''})" for role in roles]
     parts = [role.breakdown or {} for role in roles]
     groups = sorted({name for part in parts for name in part["exposed_communication"]})
@@ -131,7 +132,7 @@ def _rows_figure(rows: list[ComputeRow], title: str) -> go.Figure:
 
 
 def _memory(report: Report) -> go.Figure:
-    roles = select_roles(report.roles)
+    roles = select_roles(report.roles, MAX_ROLES_DRAWN)
     labels = [role.name for role in roles]
     holders = list(dict.fromkeys(name for role in roles for name in role.held_at_peak))
     series: list[tuple[str, list[int]]] = [(n, [role.held_at_peak.get(n, 0) for role in roles]) for n in holders]

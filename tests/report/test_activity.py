@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from echo_hooks.report.activity import (
-    bus_factor,
     communication_rows,
     compute_by_class,
     compute_by_module,
@@ -87,13 +86,6 @@ def test_compute_by_class_and_module(run, composition):
 )
 def test_op_class(op, label):
     assert op_class(op) == label
-
-
-def test_bus_factors_are_those_of_nccl_tests():
-    assert bus_factor("all_reduce", 8) == pytest.approx(2 * 7 / 8)
-    assert bus_factor("all_gather", 8) == bus_factor("reduce_scatter", 8) == bus_factor("all_to_all", 8) == 7 / 8
-    assert bus_factor("broadcast", 8) == bus_factor("send", 2) == 1.0
-    assert bus_factor("barrier", 8) is None
 
 
 def test_intervals():

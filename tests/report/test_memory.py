@@ -16,7 +16,7 @@ def test_peaks_by_phase(run):
     assert forward.holders == {"parameters": 40 * MIB, "activations": 20 * MIB}
     assert (backward.phase, backward.bytes) == ("backward", 70 * MIB)
     assert backward.holders == {"parameters": 40 * MIB, "activations": 20 * MIB, "gradients": 10 * MIB}
-    assert backward.modules == {"layers.3.mlp": 70 * MIB}
+    assert backward.modules == {"layers.*.mlp": 70 * MIB}
 
 
 def test_a_free_counts_for_whoever_allocated(run):

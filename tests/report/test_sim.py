@@ -170,6 +170,36 @@ def test_hardware_check(capsys, tmp_path):
     fails(capsys, "hardware", "check", tmp_path)
 
 
+def test_network(capsys, monkeypatch):
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if not k.startswith("NCCL_")})
+    words = ["network", "--cluster", "h800:2x8", "--collective", "all_reduce", "--ranks", "0-15", "--bytes", "64MiB"]
+    assert main([*words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["bytes"], answer["ranks"], answer["placement"]["nodes"]) == (64 << 20, list(range(16)), 2)
+    assert answer["bus_bandwidth_gb_per_s"] == pytest.approx(answer["bytes"] / answer["duration_us"] / 1e3 * 1.875)
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "all_reduce of 64.0 MiB (bfloat16), 16 ranks on\n2 nodes of h800:2x8" in out and "busbw" in out
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--ranks", "0-16", "has ranks 0 to 15"),
+        ("--ranks", "0-", "is no rank"),
+        ("--ranks", "3-1", "is no rank"),
+        ("--ranks", "0-3,2", "names a rank twice"),
+        ("--ranks", "0-15:0", "is no rank"),
+        ("--bytes", "12", "unit"),
+        ("--collective", "all_reduze", "all_reduce"),
+        ("--cluster", "h800", "PRESET:NODESxGPUS"),
+    ],
+)
+def test_network_refuses(capsys, option, value, says):
+    words = {"--cluster": "h800:2x8", "--collective": "all_reduce", "--ranks": "0-15", "--bytes": "1MiB", option: value}
+    assert says in fails(capsys, "network", *(word for pair in words.items() for word in pair))
+
+
 @pytest.mark.parametrize("name", ["sweep", "calibrate", "profile", "overlap"])
 def test_what_is_not_built_says_so(capsys, name):
     assert f"{name} is not built yet" in fails(capsys, name, "--any", "option")

@@ -87,6 +87,12 @@ def test_assumptions_are_merged_over_ranks(run, composition, cluster):
     ]
 
 
+@pytest.mark.parametrize("tokens", ["many", 0, -1, None, 1.5])
+def test_tokens_that_are_no_count_are_unknown(run, composition, cluster, tokens):
+    run.manifest["tokens_per_step"] = tokens
+    assert build_report(run, composition, cluster, timings={}).tokens_per_second is None
+
+
 def test_notes_say_what_is_not_known(run, composition, cluster):
     del run.manifest["tokens_per_step"]
     run.roles[0].proven = ()

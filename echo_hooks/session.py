@@ -167,9 +167,7 @@ class Tracer:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            raise ScriptError(
-                f"rank {rank}: {type(error).__name__}: {error}", rank, script_traceback(error)
-            ) from error
+            raise ScriptError(f"rank {rank}: {type(error).__name__}: {error}", rank, script_traceback(error)) from error
         finally:
             capture.stop()
             stage.world.payloads.save()

@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from echo_hooks import host_tensors
 from echo_hooks.capture import shadows, special
 from echo_hooks.capture.labels import Labels
 from echo_hooks.capture.memory import Memory
@@ -78,7 +79,10 @@ class CaptureMode(TorchDispatchMode):
         if plan.signature is not None:
             self.record(plan)
         result = self._build(plan.outputs, tensors, plan.device)
-        if plan.shadowed or plan.written:
+        constant = special.CONSTANTS.get(func)
+        if constant is not None and isinstance(result, Pretended) and result.numel() <= shadows.INTEGERS_MAX_ELEMENTS:
+            shadows.remember(result, constant(args, kwargs, result))
+        elif plan.shadowed or plan.written:
             self._shadow(plan, func, args, kwargs, tensors, result)
         return result
 
@@ -123,7 +127,7 @@ class CaptureMode(TorchDispatchMode):
             if ran:
                 shadows.written_in_place(tensor)
             elif func in special.FILLS and shadows.small_enough(tensor):
-                fresh = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
+                fresh = host_tensors.empty(tensor.shape, tensor.dtype)
                 shadows.remember(tensor, func(fresh, *args[1:], **kwargs))
             else:
                 shadows.remember(tensor, None)
@@ -179,12 +183,7 @@ class CaptureMode(TorchDispatchMode):
         else:
             storage: Storage = self.memory.new(value.numel() * dtype.itemsize, device)
             result = Pretended(value.shape, value.stride(), 0, dtype, device, storage)
-        limit = (
-            shadows.SHADOW_MAX_ELEMENTS
-            if value.dtype.is_floating_point
-            else shadows.INTEGERS_FROM_HOST_MAX_ELEMENTS
-        )
-        if value.numel() <= limit:
+        if shadows.small_enough(value):
             shadows.remember(result, value.detach().to(dtype, copy=True))
         return result
 

@@ -217,7 +217,7 @@ class Recorder:
 
     def script(self, path: str) -> None:
         """Name the user's main script, whose frame `site` adds to a framework's."""
-        self._script = os.path.abspath(path)
+        self._script = os.path.join(os.getcwd(), path.removeprefix("./"))  # as Python names it in its code objects
 
     def site(self) -> str:
         """"file:line" of the innermost frame outside torch and Echo, and of the script's own frame where it differs."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from echo_hooks import host_tensors
 from echo_hooks.graph.ops import OpSignature, TensorMeta
 from echo_hooks.graph.problems import Problem
 from echo_hooks.graph.program import Kind
@@ -471,7 +472,7 @@ def _make_up(world: VirtualWorld, out: torch.Tensor, what: str, echo: int | None
         if world.values.pretended(out):
             world.values.set(out, None)
         else:
-            noise = torch.empty(out.shape, dtype=torch.float32).normal_(0, RECEIVED_STD, generator=world.generator)
+            noise = host_tensors.empty(out.shape, torch.float32).normal_(0, RECEIVED_STD, generator=world.generator)
             world.values.set(out, noise.to(out.dtype))
         if nbytes([out]) <= PAYLOAD_MAX_BYTES:
             world.recorder.assume(f"{what} of {dtype}", f"N(0, {RECEIVED_STD})")
@@ -480,7 +481,7 @@ def _make_up(world: VirtualWorld, out: torch.Tensor, what: str, echo: int | None
         world.values.set(out, None)
         return
     value = policy_value(out.dtype) if echo is None else echo
-    world.values.set(out, torch.full(out.shape, value, dtype=out.dtype))
+    world.values.set(out, host_tensors.full(out.shape, value, out.dtype))
     world.recorder.assume(f"{what} of {dtype}", value)
 
 
@@ -491,7 +492,7 @@ def _set_fitting(world: VirtualWorld, out: torch.Tensor, value: torch.Tensor | N
         return
     flat = value.reshape(-1)
     if flat.numel() != out.numel():
-        padded = torch.zeros(out.numel(), dtype=out.dtype)
+        padded = host_tensors.zeros((out.numel(),), out.dtype)
         common = min(flat.numel(), out.numel())
         padded[:common] = flat[:common]
         flat = padded

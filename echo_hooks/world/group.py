@@ -162,7 +162,7 @@ class RecordingGroup(dist.ProcessGroup):
     @_own_time
     def all_to_all_single(self, output, input, output_split_sizes=None, input_split_sizes=None, opts=None):
         self._check([output])
-        splits = [[int(n) for n in sizes or ()] for sizes in (input_split_sizes, output_split_sizes)]
+        splits = [[] if sizes is None else [int(n) for n in sizes] for sizes in (input_split_sizes, output_split_sizes)]
         return calls.all_to_all(self.world, self, [input], [output], splits[0], splits[1], _asynchronous(opts))
 
     alltoall_base = all_to_all_single

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from echo_hooks import host_tensors
 from echo_hooks.errors import UsageError
 
 PAYLOAD_MAX_BYTES = 4096
@@ -125,9 +126,7 @@ def tensor_bytes(t: torch.Tensor) -> bytes:
 
 def bytes_tensor(data: bytes, dtype: torch.dtype) -> torch.Tensor:
     """The reverse of ``tensor_bytes``, as a flat tensor."""
-    if not data:
-        return torch.empty(0, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype)
+    return host_tensors.from_bytes(data, dtype)
 
 
 def _encode(payload: Payload) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def _agreed(what: str, sources: list[tuple[str, int]]) -> int:
     for other in sources[1:]:
         if other[1] != first[1]:
             raise UsageError(
-                f"{first[0]} means {first[1]} {what}, but {other[0]} means {other[1]}: change or leave out one of them"
+                f"{first[0]} means {first[1]} {what}, but {other[0]} means {other[1]} {what}: change or leave out one"
             )
     return first[1]
 

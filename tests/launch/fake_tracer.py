@@ -15,9 +15,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from layouts import Layout, trace_of
+
 from echo_hooks.errors import NothingSimulated, ScriptError, UsageError
 from echo_hooks.graph.rundir import RankTrace
-from layouts import Layout, trace_of
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,14 @@ class Tracer:
             subprocess.Popen(["sleep", "600"])
             subprocess.Popen(["sleep", "600"], start_new_session=True)
         if behaviour == "show":
-            print(json.dumps({"args": self.job.args, "devices": os.environ["CUDA_VISIBLE_DEVICES"], "path": sys.path[0]}))
+            print(
+                json.dumps({"args": self.job.args, "devices": os.environ["CUDA_VISIBLE_DEVICES"], "path": sys.path[0]})
+            )
         if behaviour.startswith("after "):  # fails unless that rank was traced before
-            if not (Path(self.job.out) / "ranks" / f"{int(behaviour[6:]):05d}.parquet").exists():
+            donor = int(behaviour.removeprefix("after "))
+            if not (Path(self.job.out) / "ranks" / f"{donor:05d}.parquet").exists():
                 time.sleep(0.3)
-                raise ScriptError(f"rank {rank}: nothing from {behaviour[6:]}", rank)
+                raise ScriptError(f"rank {rank}: nothing from {donor}", rank)
         if self.script.get("slow"):
             time.sleep(self.script["slow"])
         return self.made(rank)

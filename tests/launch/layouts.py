@@ -83,7 +83,13 @@ def trace_of(rank: int, layout: Layout, steps: int = 1) -> RankTrace:
         found = groups[group]
         seq = recorder.next_seq(found.index) if kind == Kind.COLLECTIVE else -1
         recorder.communication(
-            kind, OpSignature(name, meta, meta), group=found.index, bytes=32, dtype=dtype, seq=seq, peer=peer,
+            kind,
+            OpSignature(name, meta, meta),
+            group=found.index,
+            bytes=32,
+            dtype=dtype,
+            seq=seq,
+            peer=peer,
             site="train.py:9",
         )
 

@@ -29,7 +29,9 @@ def test_stable_over_processes_and_versions():
     assert program_signature(trace_of(0, LAYOUT)).hex() == "3517fa489f5d76087e7cddb22ed2b566"
 
 
-@pytest.mark.parametrize("column, value", [("host_us", 1e6), ("module", 0), ("phase", 2), ("microbatch", 3), ("site", 0)])
+@pytest.mark.parametrize(
+    "column, value", [("host_us", 1e6), ("module", 0), ("phase", 2), ("microbatch", 3), ("site", 0)]
+)
 def test_times_and_labels_do_not_count(column, value):
     trace = trace_of(5, LAYOUT)
     before = program_signature(trace)
@@ -37,7 +39,9 @@ def test_times_and_labels_do_not_count(column, value):
     assert program_signature(trace) == before
 
 
-@pytest.mark.parametrize("column", ["kind", "stream", "event", "thread", "op", "group", "bytes", "peer", "batch", "dtype"])
+@pytest.mark.parametrize(
+    "column", ["kind", "stream", "event", "thread", "op", "group", "bytes", "peer", "batch", "dtype"]
+)
 def test_what_the_device_does_counts(column):
     trace = trace_of(5, LAYOUT)
     before = program_signature(trace)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from echo_launch.schedule import BUDGET, Schedule
 from layouts import Layout, trace_of
 
 from echo_hooks.compose.roles import rank_facts, roles_from_facts
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.merge import match_groups
-from echo_launch.schedule import BUDGET, Schedule
 
 
 def carry_out(layout: Layout, nproc_per_node: int = 8, wanted=None):
@@ -99,13 +99,13 @@ def test_first_rank_alone_that_logs_is_told_from_all_others():
 
 def test_first_rank_of_each_node_is_told_from_its_neighbours():
     _, roles, unsettled = carry_out(Layout(64, special={str(r): 5 for r in range(0, 64, 8)}))
-    assert [role.ranks for role in roles][0] == tuple(range(0, 64, 8))
+    assert roles[0].ranks == tuple(range(0, 64, 8))
     assert len(roles) == 2 and unsettled == []
 
 
 def test_root_of_tensor_groups_is_told_from_the_others():
     _, roles, _ = carry_out(Layout(64, tp=8, root_op=True))
-    assert [role.ranks for role in roles][0] == tuple(range(0, 64, 8))
+    assert roles[0].ranks == tuple(range(0, 64, 8))
     assert len(roles) == 2
 
 

@@ -236,6 +236,8 @@ def _notes(run: Run, composition: Composition, flops_notes: list[str], tokens_kn
     assumed = sorted(rank for role in run.roles for rank in set(role.ranks) - set(role.proven) - {role.traced_rank})
     if assumed:
         sentences[f"not traced, but assumed to run their role's program: {ranks_text(assumed)}"] = []
+    if not any(role.memory.extra for role in run.roles):
+        sentences["needed memory leaves out context, communicators and library workspaces: no estimate was made"] = []
     if composition.timelines:
         sentences["no band is computed for the step time: jitter is not simulated yet"] = []
         for sentence in flops_notes:

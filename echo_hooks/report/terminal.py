@@ -11,7 +11,7 @@ from rich.table import Table
 
 from echo_hooks.graph.problems import BROKEN_PLAN, rank_ranges
 from echo_hooks.report.quantities import bytes_text, decimal_text, decimals_for, duration_text, percent_text
-from echo_hooks.report.report import Report, RoleReport
+from echo_hooks.report.report import PAGE_FILE, PERFETTO_FILE, Report, RoleReport
 from echo_hooks.report.text import heading, line, row, show, table
 
 TOP_ASSUMPTIONS = 10
@@ -19,7 +19,6 @@ TOP_COMMUNICATION = 15
 ROLES_A_TABLE = 3
 MAX_ROLES = 6
 TOP_PROBLEMS = 10
-PERFETTO_FILE = "timeline.perfetto.json.gz"
 
 
 def print_report(report: Report, console: Console, *, directory: Path | None = None) -> None:
@@ -249,8 +248,8 @@ def _print_end(report: Report, console: Console, directory: Path | None) -> None
         line(console, f"run:   {directory}")
         if (directory / PERFETTO_FILE).exists():
             line(console, f"trace: {directory / PERFETTO_FILE}  (open it at https://ui.perfetto.dev)")
-        if (directory / "report.html").exists():
-            line(console, f"page:  {directory / 'report.html'}  (open it in a browser; it needs no network)")
+        if (directory / PAGE_FILE).exists():
+            line(console, f"page:  {directory / PAGE_FILE}  (open it in a browser; it needs no network)")
 
 
 def _gib(size: int) -> str:

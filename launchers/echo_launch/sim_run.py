@@ -17,11 +17,11 @@ from echo_hooks.graph.rundir import Run, atomic_write, read_run
 from echo_hooks.hardware.cluster import load_cluster
 from echo_hooks.report.comparison import compare as compare_with
 from echo_hooks.report.comparison import print_comparison, read_measured
-from echo_hooks.report.files import PERFETTO_FILE, REPORT_FILE, write_files
+from echo_hooks.report.files import write_files
 from echo_hooks.report.memory import print_memory
 from echo_hooks.report.perfetto import write_perfetto
 from echo_hooks.report.quantities import bytes_text, duration_text, percent_text
-from echo_hooks.report.report import Report, read_report
+from echo_hooks.report.report import PERFETTO_FILE, REPORT_FILE, Report, read_report
 from echo_hooks.report.terminal import print_report
 from echo_hooks.report.text import line, row, show, table
 

@@ -87,14 +87,22 @@ def test_assumptions_are_merged_over_ranks(run, composition, cluster):
     ]
 
 
+@pytest.mark.parametrize("tokens", ["many", 0, -1, None, 1.5])
+def test_tokens_that_are_no_count_are_unknown(run, composition, cluster, tokens):
+    run.manifest["tokens_per_step"] = tokens
+    assert build_report(run, composition, cluster, timings={}).tokens_per_second is None
+
+
 def test_notes_say_what_is_not_known(run, composition, cluster):
     del run.manifest["tokens_per_step"]
     run.roles[0].proven = ()
+    run.roles[0].memory.extra = run.roles[1].memory.extra = {}
     run.roles[0].ranks = (0, 2)
     report = build_report(run, composition, cluster, timings={})
     notes = [a["value"] for a in report.assumptions if a["kind"] == "note"]
     assert report.tokens_per_second is None
     assert "not traced, but assumed to run their role's program: rank 2" in notes
+    assert any(note.startswith("needed memory leaves out context") for note in notes)
     assert "no band is computed for the step time: jitter is not simulated yet" in notes
     assert "tokens per second are unknown: the run states no tokens_per_step" in notes
     assert notes.count("the tokenizer was read from the cache") == 1

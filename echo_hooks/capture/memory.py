@@ -64,6 +64,7 @@ class Memory:
 
     def free(self, storage: Storage) -> None:
         recorder = self.recorder
+        recorder.enter()
         self.allocator.free(storage.handle)
         self._from_backward.discard(storage.number)
         recorder.memory.append(
@@ -77,6 +78,7 @@ class Memory:
         )
         storage.handle = None
         storage.bytes = 0
+        recorder.leave()
 
     def _guess(self) -> int:
         if self.recorder.phase == Phase.OPTIMIZER:

@@ -57,7 +57,7 @@ class CaptureMode(TorchDispatchMode):
     def run(self, func, types, args, kwargs):
         """Serve one op on pretended tensors (also without an active mode, from a thread of the script)."""
         recorder = self.recorder
-        recorder.enter()
+        recorder.enter_from_dispatch()
         try:
             self.labels.update()
             self.steps.check()

@@ -46,7 +46,8 @@ class Parts:
     """A duration taken apart, in us at NCCL's own numbers; each an array over the sizes asked for.
 
     ``base``: start and end of the kernel. ``hop``, ``net_hop``: steps in a node and between nodes on the critical
-    path. ``channel``: channels taken. ``transfer``: bytes over bandwidth. ``copy``: a rank's own share, at that
+    path. ``channel``: channels taken by the usual links of the architecture; slower links have fewer channels, and must
+    not look cheaper for it. ``transfer``: bytes over bandwidth. ``copy``: a rank's own share, at that
     bandwidth; NCCL's rings pass it through the same loop. ``ramp``: 2 sqrt((base + hops) transfer), what a pipeline
     with a fixed cost per chunk loses at its best chunk size.
     """
@@ -83,10 +84,12 @@ def collective_parts(
     constants: Tables,
     bytes: np.ndarray,
     channels: np.ndarray,
+    counted: np.ndarray,
     *,
     operations: int = 1,
 ) -> Parts:
-    """The parts of ``function`` run as ``row``, for each of ``bytes`` (float64) with as many ``channels``.
+    """The parts of ``function`` run as ``row``, for each of ``bytes`` (float64) with as many ``channels``, of which
+    ``counted`` are paid for.
 
     ``operations``: rounds of collectives that one grouped call runs one after the other on a channel.
     """
@@ -101,7 +104,7 @@ def collective_parts(
         base * count,
         hops * count,
         net_hops * count,
-        channels,
+        counted,
         transfer,
         transfer / (comm.ranks - 1) if own else np.zeros(bytes.shape),
     )

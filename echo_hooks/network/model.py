@@ -108,6 +108,19 @@ class CommunicationModel:
     def placement(self, ranks: tuple[int, ...]) -> Placement:
         return self._place(ranks)
 
+    def plan(self, name: str, ranks: tuple[int, ...], sizes: np.ndarray, dtype: str) -> list[Planned]:
+        """What runs at each of ``sizes`` and the parts of its duration, as calibration sees it: before multipliers,
+        and before durations are made monotone. ``name``: a collective, or "send" or "exchange" of two ranks."""
+        placement = self._place(ranks)
+        comm, reach = self._communicator(placement)
+        if name in ("send", "exchange"):
+            return plan_send(comm, reach, self._rules, sizes)
+        if name in ("all_to_all", "gather", "scatter"):
+            root = ranks[0] if name != "all_to_all" else -1
+            per_byte = self._busiest_us(self._even(name, placement, root))
+            return plan_exchange(comm, reach, self._rules, sizes, per_byte)
+        return plan_collective(name, comm, reach, self._rules, dtype, sizes)
+
     # ---- collectives ----
 
     def _collective(

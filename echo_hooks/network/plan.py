@@ -9,8 +9,8 @@ import numpy as np
 from echo_hooks.network import point_to_point as p2p
 from echo_hooks.network.durations import Parts, Reach, collective_parts
 from echo_hooks.network.nccl_environment import Environment
-from echo_hooks.network.nccl_graph import Communicator, ring_graph
-from echo_hooks.network.nccl_selection import candidates, channels, choose
+from echo_hooks.network.nccl_graph import Communicator, ring_graph, usual
+from echo_hooks.network.nccl_selection import Candidate, candidates, channels, choose
 from echo_hooks.network.nccl_tables import Tables
 
 
@@ -55,20 +55,30 @@ def plan_collective(
         where = np.flatnonzero(best == i)
         if len(where):
             taken = channels(row, comm, sizes[where], rules.environment)
-            parts = collective_parts(function, row, comm, reach, rules.time, sizes[where], taken, operations=operations)
+            counted = channels(row, comm, sizes[where], rules.environment, _usually_launched(row, comm, rules))
+            parts = collective_parts(
+                function, row, comm, reach, rules.time, sizes[where], taken, counted, operations=operations
+            )
             planned.append(Planned(row.algorithm, row.protocol, where, taken, parts))
     return planned
+
+
+def _usually_launched(row: Candidate, comm: Communicator, rules: Rules) -> int:
+    if row.algorithm in ("nvls", "nvls_tree"):
+        return row.graph.launched
+    return ring_graph(usual(comm), rules.selection).launched
 
 
 def plan_send(comm: Communicator, reach: Reach, rules: Rules, sizes: np.ndarray) -> list[Planned]:
     between = comm.nodes > 1
     able = p2p.p2p_channels(comm, rules.selection, rules.environment)
     taken = p2p.send_channels(comm, able, sizes)
+    counted = p2p.send_channels(comm, p2p.p2p_channels(usual(comm), rules.selection, rules.environment), sizes)
     ll = p2p.sends_as_ll(between, rules.environment, sizes, taken)
     return [
         Planned(
             "p2p", protocol, where, taken[where],
-            p2p.send_parts(protocol, comm, reach, between, rules.time, sizes[where], taken[where]),
+            p2p.send_parts(protocol, comm, reach, between, rules.time, sizes[where], taken[where], counted[where]),
         )
         for protocol, where in _by_protocol(ll)
     ]  # fmt: skip
@@ -81,13 +91,16 @@ def plan_exchange(
     able = p2p.p2p_channels(comm, rules.selection, rules.environment)
     part = sizes / comm.ranks
     taken = p2p.send_channels(comm, able, part)
+    usually = p2p.p2p_channels(usual(comm), rules.selection, rules.environment)
+    counted = np.minimum(p2p.send_channels(comm, usually, part) * (comm.ranks - 1), usually.total)
     ll = p2p.sends_as_ll(comm.nodes > 1, rules.environment, part, taken)
     planned = []
     for protocol, where in _by_protocol(ll):
         parts = p2p.exchange_parts(
-            protocol, comm, reach, rules.time, able, sizes[where], taken[where], busiest_us_per_byte
+            protocol, comm, reach, rules.time, able, sizes[where], taken[where], counted[where], busiest_us_per_byte
         )
-        planned.append(Planned("p2p", protocol, where, parts.channel.astype(np.int64), parts))
+        launched = np.minimum(taken[where] * (comm.ranks - 1), able.total)
+        planned.append(Planned("p2p", protocol, where, launched, parts))
     return planned
 
 

@@ -19,16 +19,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from echo_hooks.network.calibration import Calibration
 from echo_hooks.network.durations import Reach
 from echo_hooks.network.nccl_graph import Communicator
 from echo_hooks.network.nccl_tables import NVLINK_GB_PER_S
+from echo_hooks.network.plan import Planned
 
 # Steps in which links enter NCCL's choice: NVLinks of real accelerators; NICs of 10 Gb/s to 800 Gb/s, in GB/s.
 SCALE_UP_LINKS = (1, 2, 4, 6, 8, 12, 18)
 NIC_GB_PER_S = (1.25, 3.125, 6.25, 12.5, 24.0, 48.0, 96.0)
 
-SIZES = np.round(2.0 ** (np.arange(0, 8 * 42 + 1) / 8)).astype(np.float64)[::1]
-SIZES = np.unique(SIZES)
+SIZES = np.unique(np.round(2.0 ** (np.arange(8 * 42 + 1) / 8)))
 _SIZES = SIZES.tolist()
 
 
@@ -72,15 +73,27 @@ class Curve:
         return Point(duration, min(max(latency, 0.0), duration), algorithm, protocol, self._channels[i])
 
 
+def samples(planned: list[Planned], calibration: Calibration, nodes: int) -> Samples:
+    """What a plan over ``SIZES`` takes under ``calibration``."""
+    latency, transfer = np.empty(len(SIZES)), np.empty(len(SIZES))
+    choice, channels = np.empty(len(SIZES), np.int64), np.empty(len(SIZES), np.int64)
+    for i, row in enumerate(planned):
+        scaling = calibration.scaling(nodes, row.algorithm, row.protocol)
+        latency[row.where] = row.parts.latency_us(scaling)
+        transfer[row.where] = row.parts.transfer_us(scaling)
+        choice[row.where], channels[row.where] = i, row.channels
+    return Samples(latency, transfer, choice, channels, tuple((row.algorithm, row.protocol) for row in planned))
+
+
 def monotone_curve(sample: Callable[[Communicator, Reach], Samples], comm: Communicator, reach: Reach) -> Curve:
     """The curve of ``sample(comm, reach)``, which NCCL's choice takes from ``comm`` and the duration from ``reach``."""
     actual: Samples | None = None
     bound: np.ndarray | None = None
     for step_comm, step_reach in ladder(comm, reach):
-        samples = sample(step_comm, step_reach)
-        duration = np.maximum.accumulate(samples.latency + samples.transfer)
+        step = sample(step_comm, step_reach)
+        duration = np.maximum.accumulate(step.latency + step.transfer)
         bound = duration if bound is None else np.minimum(bound, duration)
-        actual = actual or samples
+        actual = actual or step
     assert actual is not None and bound is not None  # the ladder has at least the step it stands on
     return Curve(actual, bound)
 

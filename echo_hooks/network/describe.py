@@ -43,7 +43,7 @@ def describe(
     placement = model.placement(ranks)
     transfer = cost.duration_us - cost.latency_us
     algorithm_bandwidth = bytes / cost.duration_us / 1e3
-    busiest = sorted(
+    busiest: list[dict[str, Any]] = sorted(
         (
             {
                 "name": model.resources[r].name,
@@ -53,7 +53,7 @@ def describe(
             }
             for r, load in cost.loads
         ),
-        key=lambda entry: (-entry["busy_share"], entry["name"]),
+        key=lambda entry: (-entry["busy_share"], entry["name"]),  # type: ignore[operator]
     )
     return {
         "collective": collective,

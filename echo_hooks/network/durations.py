@@ -1,14 +1,16 @@
-"""How long a collective takes once NCCL has decided what to run.
+"""How long a collective's kernel takes once NCCL has decided what to run.
 
-The form is NCCL's (base + hops + bytes / bandwidth), the bandwidth is that of the links as they are, not of the step
-in NCCL's list of speeds, and each part has a multiplier that calibration sets. Bytes are those of the larger of a
-rank's two buffers; GB/s are 1e9 bytes, so bytes / (1e3 * GB/s) are us.
+The parts are those of NCCL's own model (base + hops + bytes / bandwidth; src/graph/tuning.cc) with the bandwidth of
+the links as they are, not of the step in NCCL's list of speeds, and two parts that NCCL leaves out: a rank's copy of
+its own share, and the ramp of a pipeline that is too short to fill. Each part has a multiplier (``Scaling``) that
+calibration sets. Bytes are those of the larger of a rank's two buffers; a GB/s is 1e9 bytes per s, so
+bytes / (1e3 * GB/s) are us.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -39,28 +41,86 @@ class Reach:
     node: float
 
 
-def duration(
+@dataclass(frozen=True)
+class Parts:
+    """A duration taken apart, in us at NCCL's own numbers; each an array over the sizes asked for.
+
+    ``base``: start and end of the kernel. ``hop``, ``net_hop``: steps in a node and between nodes on the critical
+    path. ``channel``: channels taken by the usual links of the architecture; slower links have fewer channels, and must
+    not look cheaper for it. ``transfer``: bytes over bandwidth. ``copy``: a rank's own share, at that
+    bandwidth; NCCL's rings pass it through the same loop. ``ramp``: 2 sqrt((base + hops) transfer), what a pipeline
+    with a fixed cost per chunk loses at its best chunk size.
+    """
+
+    base: np.ndarray
+    hop: np.ndarray
+    net_hop: np.ndarray
+    channel: np.ndarray
+    transfer: np.ndarray
+    copy: np.ndarray
+    ramp: np.ndarray
+
+    def latency_us(self, scaling: Scaling) -> np.ndarray:
+        """What does not depend on the links' speed."""
+        return (
+            scaling.base * self.base
+            + scaling.hop * self.hop
+            + scaling.net_hop * self.net_hop
+            + scaling.channel_us * self.channel
+        )
+
+    def transfer_us(self, scaling: Scaling) -> np.ndarray:
+        return scaling.transfer * self.transfer + scaling.copy * self.copy + scaling.ramp * self.ramp
+
+
+PART_NAMES = tuple(field.name for field in fields(Parts))
+
+
+def collective_parts(
     function: str,
     row: Candidate,
     comm: Communicator,
     reach: Reach,
     constants: Tables,
-    scaling: Scaling,
     bytes: np.ndarray,
     channels: np.ndarray,
+    counted: np.ndarray,
     *,
     operations: int = 1,
-) -> tuple[np.ndarray, np.ndarray]:
-    """(latency, transfer) in us for each of ``bytes`` (float64). ``operations``: rounds of collectives that one
-    grouped call runs one after the other on a channel."""
+) -> Parts:
+    """The parts of ``function`` run as ``row``, for each of ``bytes`` (float64) with as many ``channels``, of which
+    ``counted`` are paid for.
+
+    ``operations``: rounds of collectives that one grouped call runs one after the other on a channel.
+    """
     base, hops, net_hops = _latency(function, row, comm, constants)
-    latency = scaling.base * base + scaling.hop * hops + scaling.net_hop * net_hops
     rate = _rate(function, row, comm, reach, constants, bytes)
-    transfer = bytes / (1e3 * rate * scaling.rate)
+    transfer = bytes / (1e3 * rate)
     if function in ("broadcast", "reduce") and row.protocol == "simple":
-        transfer = transfer + _pipeline_fill(comm, rate * scaling.rate / row.graph.launched, bytes / channels)
+        transfer = transfer + _pipeline_fill(comm, rate / row.graph.launched, bytes / channels)
     count = operations if row.algorithm == "ring" else -(-operations // 9)
-    return np.full(bytes.shape, latency * count), transfer
+    own = row.algorithm == "ring" and function in ("all_gather", "reduce_scatter")
+    return make_parts(
+        base * count,
+        hops * count,
+        net_hops * count,
+        counted,
+        transfer,
+        transfer / (comm.ranks - 1) if own else np.zeros(bytes.shape),
+    )
+
+
+def make_parts(
+    base: float | np.ndarray,
+    hop: float | np.ndarray,
+    net_hop: float | np.ndarray,
+    channels: np.ndarray,
+    transfer: np.ndarray,
+    copy: np.ndarray,
+) -> Parts:
+    zero = np.zeros(transfer.shape)
+    ramp = 2 * np.sqrt((base + hop + net_hop) * transfer)
+    return Parts(base + zero, hop + zero, net_hop + zero, channels + zero, transfer, copy, ramp)
 
 
 def _latency(function: str, row: Candidate, comm: Communicator, constants: Tables) -> tuple[float, float, float]:
@@ -121,7 +181,8 @@ def _rate(
             bus = min(bus * share, count * constants.tree_ll128_gb_per_s[arch][scope])
         return bus * 0.5 * _smooth_correction(protocol, bytes)
     if algorithm == "nvls" and comm.nodes == 1:
-        return one * (_NVLS_RATE * scale_up / (1 if function == "all_reduce" else (comm.per_node - 1) / comm.per_node))
+        own = 1.0 if function == "all_reduce" else (comm.per_node - 1) / comm.per_node
+        return one * _NVLS_RATE * scale_up / own
     if algorithm in ("nvls", "nvls_tree"):
         inside = 2 * _NVLS_RATE * scale_up
         outside = reach.node * (2 if comm.nodes == 2 and algorithm == "nvls_tree" else 1)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from echo_hooks.errors import UsageError
 from echo_hooks.hardware.cluster import Cluster
-from echo_hooks.network import point_to_point as p2p
 from echo_hooks.network.calibration import Calibration
 from echo_hooks.network.cost import Cost, Resource
-from echo_hooks.network.curves import SIZES, Curve, Point, Samples, monotone_curve
-from echo_hooks.network.durations import WIRE, Reach, duration
+from echo_hooks.network.curves import SIZES, Curve, Point, Samples, monotone_curve, samples
+from echo_hooks.network.durations import WIRE, Reach
 from echo_hooks.network.nccl_environment import read_environment
-from echo_hooks.network.nccl_graph import Communicator, ring_graph
-from echo_hooks.network.nccl_selection import candidates, channels, choose
+from echo_hooks.network.nccl_graph import Communicator
 from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, tables
 from echo_hooks.network.placement import Placement, place
+from echo_hooks.network.plan import Planned, Rules, plan_collective, plan_exchange, plan_send
 from echo_hooks.network.resources import Links, Loads, architecture, blocks, usable_nic, usable_scale_up
 
 COLLECTIVES = (
@@ -29,7 +28,7 @@ COLLECTIVES = (
 _IN_PLACE = ("all_reduce", "broadcast", "reduce", "barrier")  # torch's calls have one tensor: nothing to copy alone
 _BARRIER_BYTES = 4  # c10d's NCCL barrier is an all-reduce of one float
 _MOST_BYTES = 1 << 50
-_SMALL_TYPES = {"float8_e4m3fn", "float8_e5m2"}
+_UNUSUAL_DTYPES = {"float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"}  # for which NCCL chooses otherwise
 
 
 class CommunicationModel:
@@ -51,9 +50,9 @@ class CommunicationModel:
             raise NotImplementedError(f"{cluster.accelerator.name}: the model of HCCL is not built yet")
         self.cluster = cluster
         self.nccl_version = nccl_version
-        self._selection = tables(nccl_version)
-        self._time = tables("2.30")  # what a hop takes does not depend on what NCCL thought of it
         self._environment = read_environment(environment)
+        # Durations are built on one version: what a hop takes does not depend on what NCCL thought of it.
+        self._rules = Rules(tables(nccl_version), tables("2.30"), self._environment)
         self._calibration = calibration or Calibration()
         self._links = Links(cluster)
         self._placements: dict[tuple[int, ...], Placement] = {}
@@ -99,7 +98,7 @@ class CommunicationModel:
             _check_bytes(bytes)
             placement = self._place((source, destination))
             comm, reach = self._communicator(placement, group_size)
-            curve = self._curve(("send", comm, reach), lambda c, r: self._send_samples(c, r), comm, reach)
+            curve = self._curve(("send", comm, reach), self._plan_send, comm, reach)
             point = curve.at(bytes)
             sent = np.array([bytes * WIRE[point.protocol]])
             loads = self._links.pairs(np.array([source]), np.array([destination]), sent)
@@ -108,6 +107,19 @@ class CommunicationModel:
 
     def placement(self, ranks: tuple[int, ...]) -> Placement:
         return self._place(ranks)
+
+    def plan(self, name: str, ranks: tuple[int, ...], sizes: np.ndarray, dtype: str) -> list[Planned]:
+        """What runs at each of ``sizes`` and the parts of its duration, as calibration sees it: before multipliers,
+        and before durations are made monotone. ``name``: a collective, or "send" or "exchange" of two ranks."""
+        placement = self._place(ranks)
+        comm, reach = self._communicator(placement)
+        if name in ("send", "exchange"):
+            return plan_send(comm, reach, self._rules, sizes)
+        if name in ("all_to_all", "gather", "scatter"):
+            root = ranks[0] if name != "all_to_all" else -1
+            per_byte = self._busiest_us(self._even(name, placement, root))
+            return plan_exchange(comm, reach, self._rules, sizes, per_byte)
+        return plan_collective(name, comm, reach, self._rules, dtype, sizes)
 
     # ---- collectives ----
 
@@ -130,7 +142,12 @@ class CommunicationModel:
         function = "all_reduce" if name == "barrier" else name
         if name == "barrier":
             bytes = _BARRIER_BYTES
-        curve = self._collective_curve(function, comm, reach, dtype, count)
+        kind = dtype if dtype in _UNUSUAL_DTYPES else "float32"
+
+        def plan(comm: Communicator, reach: Reach) -> list[Planned]:
+            return plan_collective(function, comm, reach, self._rules, kind, SIZES, count=count)
+
+        curve = self._curve((function, comm, reach, kind, count), plan, comm, reach)
         point = curve.at(bytes)
         return self._cost(point, self._collective_loads(function, point, placement, bytes))
 
@@ -140,30 +157,6 @@ class CommunicationModel:
         copy = 0.0 if name in _IN_PLACE else 2 * bytes / (accelerator.memory_bandwidth_bytes_per_s / 1e6)
         launch = accelerator.launch_overhead_us
         return Cost(launch + copy, launch + copy, "copy", "simple", 1, ())
-
-    def _collective_curve(self, function: str, comm: Communicator, reach: Reach, dtype: str, count: int) -> Curve:
-        kind = dtype if dtype in _SMALL_TYPES or dtype in ("int8", "uint8", "bool") else ""
-        operations = -(-count // ring_graph(comm, self._selection).launched)
-
-        def sample(comm: Communicator, reach: Reach) -> Samples:
-            rows = candidates(function, comm, self._selection, self._environment)
-            best, _ = choose(rows, function, comm, kind or "float32", SIZES, operations=operations)
-            latency, transfer = np.empty(len(SIZES)), np.empty(len(SIZES))
-            chosen_channels = np.empty(len(SIZES), np.int64)
-            for i, row in enumerate(rows):
-                here = best == i
-                if here.any():
-                    chosen_channels[here] = channels(row, comm, SIZES[here], self._environment)
-                    latency[here], transfer[here] = duration(
-                        function, row, comm, reach, self._time,
-                        self._calibration.scaling(comm.nodes, row.algorithm, row.protocol),
-                        SIZES[here], chosen_channels[here], operations=operations,
-                    )  # fmt: skip
-            return Samples(
-                latency, transfer, best, chosen_channels, tuple((row.algorithm, row.protocol) for row in rows)
-            )
-
-        return self._curve((function, comm, reach, kind, operations), sample, comm, reach)
 
     def _collective_loads(
         self, function: str, point: Point, placement: Placement, bytes: int
@@ -193,26 +186,8 @@ class CommunicationModel:
 
     # ---- sends and what is made of them ----
 
-    def _send_samples(self, comm: Communicator, reach: Reach) -> Samples:
-        return self._p2p_samples(comm, reach, comm.nodes > 1, 1.0, None)
-
-    def _p2p_samples(
-        self, comm: Communicator, reach: Reach, between: bool, part: float, transfer_per_byte: float | None
-    ) -> Samples:
-        """Sends of ``part`` of each size; their transfer, or that of all of them together where it is given."""
-        able = p2p.p2p_channels(comm, self._selection, self._environment)
-        taken = p2p.send_channels(comm, able, SIZES * part)
-        scalings = {name: self._calibration.scaling(comm.nodes, "p2p", name) for name in ("ll", "simple")}
-        latency, transfer, small = p2p.send_duration(
-            comm, reach, between, self._time, scalings, self._environment, SIZES * part, taken
-        )
-        if transfer_per_byte is not None:
-            base = scalings["simple"].base * self._time.base_us["ring"][0] / 2
-            latency = latency + (p2p.rounds(comm, able, taken) - 1) * base
-            rate = np.where(small, scalings["ll"].rate * 0.5, scalings["simple"].rate)
-            transfer = np.maximum(transfer, SIZES * transfer_per_byte / rate)
-        used = np.minimum(taken * (1 if transfer_per_byte is None else comm.ranks - 1), able.total)
-        return Samples(latency, transfer, (~small).astype(np.int64), used, (("p2p", "ll"), ("p2p", "simple")))
+    def _plan_send(self, comm: Communicator, reach: Reach) -> list[Planned]:
+        return plan_send(comm, reach, self._rules, SIZES)
 
     def _exchange(
         self,
@@ -228,13 +203,12 @@ class CommunicationModel:
         even = self._even(name, placement, root)
         per_byte = self._busiest_us(even)
 
-        def sample(comm: Communicator, reach: Reach) -> Samples:
+        def plan(step_comm: Communicator, step_reach: Reach) -> list[Planned]:
             # On a step with slower links the fullest link is slower by as much as the slower of the two kinds.
-            slower = min(reach.scale_up / full.scale_up, reach.node / full.node if comm.nodes > 1 else 1.0)
-            return self._p2p_samples(comm, reach, comm.nodes > 1, 1 / comm.ranks, per_byte / slower)
+            share = min(step_reach.scale_up / reach.scale_up, step_comm.nic / comm.nic if comm.nodes > 1 else 1.0)
+            return plan_exchange(step_comm, step_reach, self._rules, SIZES, per_byte / share)
 
-        full = reach
-        curve = self._curve((name, comm, reach, per_byte), sample, comm, reach)
+        curve = self._curve((name, comm, reach, per_byte), plan, comm, reach)
         if splits is None:
             point = curve.at(bytes)
             return self._cost(point, [(r, b * bytes * WIRE[point.protocol]) for r, b in even])
@@ -308,9 +282,15 @@ class CommunicationModel:
                     node = min(node, up)
         return comm, Reach(scale_up if peer else pci, node)
 
-    def _curve(self, key: tuple, sample: Any, comm: Communicator, reach: Reach) -> Curve:
+    def _curve(
+        self, key: tuple, plan: Callable[[Communicator, Reach], list[Planned]], comm: Communicator, reach: Reach
+    ) -> Curve:
         curve = self._curves.get(key)
         if curve is None:
+
+            def sample(comm: Communicator, reach: Reach) -> Samples:
+                return samples(plan(comm, reach), self._calibration, comm.nodes)
+
             curve = self._curves[key] = monotone_curve(sample, comm, reach)
         return curve
 

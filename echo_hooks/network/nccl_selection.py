@@ -124,9 +124,11 @@ def choose(
     return best, np.take_along_axis(times, best[None], 0)[0]
 
 
-def channels(row: Candidate, comm: Communicator, bytes: np.ndarray, environment: Environment) -> np.ndarray:
-    """Channels (CTAs) NCCL launches for each of ``bytes``."""
-    most = row.graph.launched
+def channels(
+    row: Candidate, comm: Communicator, bytes: np.ndarray, environment: Environment, launched: int | None = None
+) -> np.ndarray:
+    """Channels (CTAs) NCCL launches for each of ``bytes``, of ``launched`` (left out: those of the row's graph)."""
+    most = row.graph.launched if launched is None else launched
     if row.algorithm not in ("nvls", "nvls_tree"):
         most = clamp_channels(most, environment)
     if row.algorithm in ("nvls", "nvls_tree", "collnet_direct", "collnet_chain"):

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echo_hooks.network.calibration import Scaling
-from echo_hooks.network.durations import Reach
+from echo_hooks.network.durations import WIRE, Parts, Reach, make_parts
 from echo_hooks.network.nccl_environment import Environment
 from echo_hooks.network.nccl_graph import Communicator, ring_graph
 from echo_hooks.network.nccl_tables import NVLINK_GB_PER_S, PROTOCOLS, Tables
@@ -76,40 +75,69 @@ def send_channels(comm: Communicator, p2p: P2pChannels, bytes: np.ndarray) -> np
     return count.astype(np.int64)
 
 
-def send_duration(
+def sends_as_ll(between_nodes: bool, environment: Environment, bytes: np.ndarray, channels: np.ndarray) -> np.ndarray:
+    """Where NCCL sends with LL, else Simple. LL needs buffers that NCCL only makes for connections inside a node."""
+    return (bytes <= channels * environment.p2p_ll_threshold_bytes) & (not between_nodes)
+
+
+def send_parts(
+    protocol: str,
     comm: Communicator,
     reach: Reach,
     between_nodes: bool,
     constants: Tables,
-    scalings: dict[str, Scaling],
-    environment: Environment,
     bytes: np.ndarray,
     channels: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(latency, transfer, whether LL) of one send of each of ``bytes`` with ``channels``; us."""
-    latency, rate = {}, {}
-    for name in ("ll", "simple"):
-        p = PROTOCOLS.index(name)
-        hop = constants.hop_us["net" if between_nodes else "nvlink" if comm.nvlink else "pci"]["ring"][p]
-        scaling = scalings[name]
-        hop *= scaling.net_hop if between_nodes else scaling.hop
-        latency[name] = scaling.base * constants.base_us["ring"][p] + hop
-        rate[name] = scaling.rate * (0.5 if name == "ll" else 1.0)
-    # LL needs buffers that NCCL only makes for connections inside a node.
-    small = (bytes <= channels * environment.p2p_ll_threshold_bytes) & (not between_nodes)
-    link = reach.node if between_nodes else reach.scale_up
-    per_channel = NET_CHANNEL_GB_PER_S if between_nodes else _channel_rate(comm, constants)
-    speed = np.minimum(channels * per_channel, link)
-    transfer = bytes / (1e3 * speed * np.where(small, rate["ll"], rate["simple"]))
-    return np.where(small, latency["ll"], latency["simple"]), transfer, small
+    counted: np.ndarray,
+) -> Parts:
+    """One send of each of ``bytes`` over ``channels``, of which ``counted`` are paid for: Ring's base and one hop, the channels' or the link's speed."""
+    base, hop, net_hop = _latency(protocol, comm, between_nodes, constants)
+    speed = np.minimum(channels * _channel_rate(comm, between_nodes), _link(reach, between_nodes))
+    transfer = WIRE[protocol] * bytes / (1e3 * speed)
+    return make_parts(base, hop, net_hop, counted, transfer, np.zeros(bytes.shape))
 
 
-def _channel_rate(comm: Communicator, constants: Tables) -> float:
-    """GB/s that one channel moves over NVLink: what NCCL's rings get from each of theirs."""
-    graph = ring_graph(comm, constants)
-    return max(graph.channels * graph.intra / graph.launched, 1e-3)
+def exchange_parts(
+    protocol: str,
+    comm: Communicator,
+    reach: Reach,
+    constants: Tables,
+    p2p: P2pChannels,
+    bytes: np.ndarray,
+    channels: np.ndarray,
+    counted: np.ndarray,
+    busiest_us_per_byte: float,
+) -> Parts:
+    """Every rank sends ``bytes`` / ranks to every other (or all to one, or one to all), each over ``channels``.
+
+    ``busiest_us_per_byte``: time of the fullest link per byte of ``bytes``. ``copy`` is a rank's part for itself.
+    """
+    between = comm.nodes > 1
+    part = bytes / comm.ranks
+    base, hop, net_hop = _latency(protocol, comm, between, constants)
+    waves = np.maximum(1, np.ceil(comm.ranks * channels / (_WORKS_PER_CHANNEL * p2p.total)))
+    one = part / (1e3 * np.minimum(channels * _channel_rate(comm, between), _link(reach, between)))
+    transfer = WIRE[protocol] * np.maximum(one, bytes * busiest_us_per_byte)
+    scale_up = reach.scale_up if comm.per_node > 1 else reach.node
+    copy = WIRE[protocol] * part / (1e3 * scale_up)
+    return make_parts(base, hop + (waves - 1) * hop, net_hop + (waves - 1) * net_hop, counted, transfer, copy)
 
 
-def rounds(comm: Communicator, p2p: P2pChannels, channels: np.ndarray) -> np.ndarray:
-    """How often a rank's channels are filled when it sends to every other."""
-    return np.maximum(1, np.ceil(comm.ranks * channels / (_WORKS_PER_CHANNEL * p2p.total)))
+def _latency(protocol: str, comm: Communicator, between: bool, constants: Tables) -> tuple[float, float, float]:
+    p = PROTOCOLS.index(protocol)
+    base = constants.base_us["ring"][p]
+    if between:
+        return base, 0.0, constants.hop_us["net"]["ring"][p]
+    return base, constants.hop_us["nvlink" if comm.nvlink else "pci"]["ring"][p], 0.0
+
+
+def _link(reach: Reach, between: bool) -> float:
+    return reach.node if between else reach.scale_up
+
+
+def _channel_rate(comm: Communicator, between: bool) -> float:
+    """GB/s of one channel. Over NVLink that of two links: 47 GB/s were measured on H200 for the 64 KiB that a channel
+    starts with."""
+    if between:
+        return NET_CHANNEL_GB_PER_S
+    return 2 * NVLINK_GB_PER_S[comm.architecture] if comm.nvlink else comm.pci

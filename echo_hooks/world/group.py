@@ -60,7 +60,7 @@ class RecordingGroup(dist.ProcessGroup):
 
     def __init__(self, world: VirtualWorld, entry: Group, backends: dict[str, str]):
         rank = entry.position(world.rank)
-        super().__init__(rank, entry.size)
+        super().__init__(rank, entry.size)  # type: ignore[call-arg]
         self.world = world
         self.entry = entry
         self.ranks = entry.ranks
@@ -257,7 +257,9 @@ class RecordingGroup(dist.ProcessGroup):
 
     # ---- the rest ----
 
-    def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, **_):
+    def split_group(  # type: ignore[override]
+        self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, **_
+    ):
         """``ranks``: group ranks of this group. The siblings are not known here: ``dist.split_group`` names them."""
         return self.world.split_group(self, [list(ranks)], timeout=timeout, group_desc=group_desc)
 

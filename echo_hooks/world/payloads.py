@@ -25,6 +25,8 @@ PAYLOAD_MAX_BYTES = 4096
 _FILE_MAX_BYTES = 64 << 20
 _FORMAT = 1
 
+Raw = bytes
+
 
 class _Absent:
     def __repr__(self) -> str:
@@ -45,7 +47,7 @@ class Payload:
     kind: str
     bytes: int
     dtype: str
-    data: bytes | None = None
+    data: Raw | None = None
     object: Any = ABSENT
 
 

@@ -123,5 +123,3 @@ class VirtualStore(dist.Store):
     @property
     def timeout(self) -> timedelta:
         return self._timeout
-
-

@@ -93,8 +93,8 @@ class PythonEntries:
                 setattr(dist.ProcessGroup, name, self._scatter(original, lambda args: (args[0], args[2])))
         functional = torch.ops._c10d_functional
         for name in ("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"):
-            resolve = c10d._resolve_process_group
-            setattr(functional, name, self._scatter(getattr(functional, name), lambda a: (resolve(a[-1]), a[0])))
+            original = getattr(functional, name)
+            setattr(functional, name, self._scatter(original, lambda a: (c10d._resolve_process_group(a[-1]), a[0])))
 
     def _wrap_message(self, name: str, kind: str) -> None:
         original = getattr(dist.ProcessGroup, name)
@@ -287,6 +287,8 @@ def preload(cases: list[dict]) -> None:
     if any(case["cuda_stand_ins"] for case in cases):
         cuda_stand_ins.install()
         names.append("megatron.core.models.gpt")
+    if any("deepspeed" in case["script"] for case in cases):
+        names.append("torch._inductor.compile_fx")  # imported from within DeepSpeed it fails on torch 2.13
     for name in names:
         importlib.import_module(name)
 

@@ -12,11 +12,12 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-TINY = "--layers 2 --hidden 32 --heads 2 --seq 16 --vocab 64 --micro-batch 2 --steps 2 --warmup 1".split()
+SIZES = dict(layers=2, hidden=32, heads=2, seq=16, vocab=64, micro_batch=2, steps=2, warmup=1)
 
 
 def case(name: str, world: int, script: str, *argv: str, layers: int | None = None) -> dict:
-    tiny = [*TINY, *(("--layers", str(layers)) if layers else ())]
+    sizes = {**SIZES, **({"layers": layers} if layers else {})}
+    tiny = [word for name, n in sizes.items() for word in (f"--{name.replace('_', '-')}", str(n))]
     return dict(name=name, world=world, script=script, argv=[*tiny, *argv], cuda_stand_ins="mcore" in script)
 
 
@@ -28,7 +29,10 @@ def own(name: str, world: int, script: str, *argv: str) -> dict:
 CASES = [
     own("collectives-2", 2, "collectives.py"),
     own("collectives-4", 4, "collectives.py"),
-    *(own(f"ddp-{mode}", 2, "ddp_modes.py", "--mode", mode) for mode in ("static", "unused", "view", "fp16", "no-sync")),
+    *(
+        own(f"ddp-{mode}", 2, "ddp_modes.py", "--mode", mode)
+        for mode in ("static", "unused", "view", "fp16", "no-sync")
+    ),
     case("ddp", 2, "train_ddp.py", "--bucket-mb", "1"),
     case("ddp-accumulation", 2, "train_ddp.py", "--micro-batches", "2"),
     case("fsdp2", 2, "train_fsdp2.py"),

@@ -1,4 +1,4 @@
-"""train_deepspeed.py on DeepSpeed's CPU accelerator, without its shared-memory op, which would be compiled for minutes."""
+"""train_deepspeed.py on the CPU accelerator, without its shared-memory op, which takes minutes to compile."""
 
 import os
 import runpy
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 os.environ["DS_ACCELERATOR"] = "cpu"
-import deepspeed.comm  # noqa: E402, F401
+import deepspeed.comm  # noqa: F401
 
 sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
 example = Path(sys.path[0]).parents[2] / "examples" / "train_deepspeed.py"

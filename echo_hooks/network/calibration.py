@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,33 @@ class Scaling:
 
 
 STOCK = Scaling()
+Key = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """``scalings``: (scope, algorithm, protocol) -> multipliers; scope is "node" or "network". What is not in it stays
-    at NCCL's own numbers."""
+    """``scalings``: (scope, algorithm, protocol, collective) -> multipliers. Scope is "node" or "network"; collective
+    is "" for those that are not there by name. What is in it neither way stays at NCCL's own numbers."""
 
     name: str = "stock"
-    scalings: Mapping[tuple[str, str, str], Scaling] = field(default_factory=dict)
+    scalings: Mapping[Key, Scaling] = field(default_factory=dict)
 
-    def scaling(self, nodes: int, algorithm: str, protocol: str) -> Scaling:
-        return self.scalings.get((scope_of(nodes), algorithm, protocol), STOCK)
+    def scaling(self, nodes: int, algorithm: str, protocol: str, collective: str) -> Scaling:
+        scope = scope_of(nodes)
+        for key in ((scope, algorithm, protocol, collective), (scope, algorithm, protocol, "")):
+            if key in self.scalings:
+                return self.scalings[key]
+        return self._from_the_node(algorithm, protocol) if scope == "network" else STOCK
+
+    def _from_the_node(self, algorithm: str, protocol: str) -> Scaling:
+        """Without data from between nodes: links and hops there at NCCL's numbers, the rest as in the node."""
+        node = self.scalings.get(("node", algorithm, protocol, ""))
+        if node is not None:
+            return replace(node, net_hop=1.0, transfer=1.0)
+        sends = algorithm == "p2p"
+        alike = (s for (scope, a, *_), s in self.scalings.items() if scope == "node" and (a == "p2p") == sends)
+        channel_us = next((scaling.channel_us for scaling in alike), 0.0)
+        return Scaling(channel_us=channel_us)
 
 
 def scope_of(nodes: int) -> str:

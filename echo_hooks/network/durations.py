@@ -47,8 +47,8 @@ class Parts:
 
     ``base``: start and end of the kernel. ``hop``, ``net_hop``: steps in a node and between nodes on the critical
     path. ``channel``: channels taken by the usual links of the architecture; slower links have fewer channels, and must
-    not look cheaper for it. ``transfer``: bytes over bandwidth. ``copy``: a rank's own share, at that
-    bandwidth; NCCL's rings pass it through the same loop. ``ramp``: 2 sqrt((base + hops) transfer), what a pipeline
+    not look cheaper for it. ``transfer``: bytes over bandwidth. ``copy``: a rank's own share, one step
+    more than the links see; NCCL's rings pass it through the same loop. ``ramp``: 2 sqrt((base + hops) transfer), what a pipeline
     with a fixed cost per chunk loses at its best chunk size.
     """
 
@@ -96,17 +96,19 @@ def collective_parts(
     base, hops, net_hops = _latency(function, row, comm, constants)
     rate = _rate(function, row, comm, reach, constants, bytes)
     transfer = bytes / (1e3 * rate)
+    if row.algorithm in ("ring", "tree", "pat"):  # a channel has its share of the speed, few channels theirs
+        transfer = transfer * np.maximum(row.graph.launched / channels, 1.0)
     if function in ("broadcast", "reduce") and row.protocol == "simple":
         transfer = transfer + _pipeline_fill(comm, rate / row.graph.launched, bytes / channels)
     count = operations if row.algorithm == "ring" else -(-operations // 9)
-    own = row.algorithm == "ring" and function in ("all_gather", "reduce_scatter")
+    own = row.algorithm == "ring" and function in ("all_reduce", "all_gather", "reduce_scatter")
     return make_parts(
         base * count,
         hops * count,
         net_hops * count,
         counted,
         transfer,
-        transfer / (comm.ranks - 1) if own else np.zeros(bytes.shape),
+        transfer / steps(function, comm.ranks) if own else np.zeros(bytes.shape),
     )
 
 

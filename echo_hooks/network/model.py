@@ -289,7 +289,7 @@ class CommunicationModel:
         if curve is None:
 
             def sample(comm: Communicator, reach: Reach) -> Samples:
-                return samples(plan(comm, reach), self._calibration, comm.nodes)
+                return samples(plan(comm, reach), self._calibration, comm.nodes, key[0])
 
             curve = self._curves[key] = monotone_curve(sample, comm, reach)
         return curve

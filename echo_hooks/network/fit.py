@@ -15,7 +15,7 @@ import numpy as np
 
 from echo_hooks.errors import UsageError
 from echo_hooks.hardware.cluster import Cluster
-from echo_hooks.network.calibration import STOCK, Calibration, Key, Scaling, scope_of
+from echo_hooks.network.calibration import STOCK, Calibration, Key, Scaling, Support, scope_of, sends_like_rings
 from echo_hooks.network.durations import PART_NAMES, Parts
 from echo_hooks.network.measured import launch_floor_us, model_of, plan_of
 from echo_hooks.network.sweeps import Sweep
@@ -47,13 +47,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Fit:
-    """``identified``: the multipliers that the data say more about than the prior does. ``unused``: rows left out
-    because the host's launches, not the kernel, set their time."""
+    """``rows``: what it was fitted to. ``unused``: points left out because the host's launches, not the kernel, set
+    their time. ``too_few``: what ran in the sweeps, but too rarely to fit."""
 
     calibration: Calibration
     rows: list[Row]
-    identified: Mapping[Key, tuple[str, ...]]
     unused: int
+    too_few: tuple[Key, ...]
 
 
 def fit(
@@ -62,6 +62,7 @@ def fit(
     *,
     nccl_version: str = "",
     name: str = "fitted",
+    source: str = "",
     prior: Calibration | None = None,
 ) -> Fit:
     """Multipliers for everything that ``sweeps`` ran.
@@ -92,7 +93,36 @@ def fit(
                 found, known = _solve(rows_of, [key], {key: scalings[(*key[:3], "")]}, narrow=True)
                 scalings |= found
                 identified |= known
-    return Fit(Calibration(name, scalings), rows, identified, unused)
+    versions = {sweep.nccl_version or nccl_version for sweep in sweeps}
+    calibration = Calibration(
+        name=name,
+        scalings=scalings,
+        support=(dict(prior.support) if prior else {}) | _support(rows, scalings, identified),
+        accelerator=cluster.accelerator.name,
+        nccl_version=versions.pop() if len(versions) == 1 else "",
+        source=source or ", ".join(dict.fromkeys(sweep.source for sweep in sweeps)),
+    )
+    return Fit(calibration, rows, unused, tuple(sorted({row.key for row in rows} - set(identified))))
+
+
+def _support(
+    rows: list[Row], scalings: Mapping[Key, Scaling], identified: Mapping[Key, tuple[str, ...]]
+) -> dict[Key, Support]:
+    result = {}
+    for key, known in identified.items():
+        here = [row for row in rows if row.key[:3] == key[:3] and key[3] in ("", row.sweep.collective)]
+        multipliers = np.array([getattr(scalings[key], name) for name in MULTIPLIERS])
+        ratio = np.array([row.time_us / float(np.dot(row.parts, multipliers)) for row in here])
+        low, high = np.quantile(ratio, [0.1, 0.9])
+        result[key] = Support(
+            points=len(here),
+            error=float(np.mean(np.abs(1 / ratio - 1))),
+            band=(min(float(low), 0.97), max(float(high), 1.03)),
+            most_ranks=max(row.sweep.ranks for row in here),
+            most_nodes=max(row.sweep.nodes for row in here),
+            identified=known,
+        )
+    return result
 
 
 def _prior(key: Key, fitted: Mapping[Key, Scaling], prior: Calibration | None) -> Scaling:
@@ -100,6 +130,9 @@ def _prior(key: Key, fitted: Mapping[Key, Scaling], prior: Calibration | None) -
     stay = prior.scalings.get(key) if prior else None
     if stay is not None:
         return stay
+    if algorithm == "p2p":
+        ring = fitted.get((scope, "ring", protocol, ""))
+        return sends_like_rings(ring) if ring else STOCK
     node = fitted.get(("node", algorithm, protocol, "")) if scope == "network" else None
     return Scaling(hop=node.hop, channel_us=node.channel_us) if node else STOCK
 
@@ -184,7 +217,9 @@ def _robust(
         for _ in range(len(start)):
             free = ~held
             step[held] = floor[held]
-            step[free] = np.linalg.solve(normal[np.ix_(free, free)], right[free] - normal[np.ix_(free, held)] @ step[held])
+            step[free] = np.linalg.solve(
+                normal[np.ix_(free, free)], right[free] - normal[np.ix_(free, held)] @ step[held]
+            )
             below = free & (step < floor - 1e-12)
             if not below.any():
                 break

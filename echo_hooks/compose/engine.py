@@ -21,6 +21,9 @@ from numba import njit
 from echo_hooks.compose.programs import CALL, HOST_CALL, RECORD, RUN, SYNC, WAIT
 from echo_hooks.compose.tables import Channels, Classes, Programs, Tables
 
+compiled = njit(cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+"""For functions that only compiled code calls: without the wrappers for Python they compile in a fraction of the time."""
+
 QUEUE_DEPTH = 1024
 """Launches that a stream holds before the next launch blocks the host. CUDA documents no figure; 1,024 is what
 measurements on NVIDIA devices find (NVIDIA developer forum, "CUDA kernel launch queue")."""
@@ -30,6 +33,7 @@ FREE = 0  # nothing, or (a stream) its next record is not issued yet
 ON_RECORD = 1  # a record of the same rank has not ended
 ON_CALL = 2  # a call has not met all its members
 DONE = 3
+ARRIVING = 4  # a host call is issued and has still to arrive where it is met
 
 
 class State(NamedTuple):
@@ -122,7 +126,7 @@ def run(tables: Tables, repeat: int, host_launch_us: float, queue_depth: int = Q
     return state, bool(finished)
 
 
-@njit(cache=True)
+@compiled
 def _push(s: State, agent: int):
     if not s.queued[agent]:
         s.queued[agent] = 1
@@ -130,7 +134,7 @@ def _push(s: State, agent: int):
         s.top[0] += 1
 
 
-@njit(cache=True)
+@compiled
 def _serve(ch: Channels, s: State, channel: int, repeat: int):
     """Settle the calls of a channel that are complete, in order, and free those that wait for them."""
     n = s.served[channel]
@@ -154,7 +158,7 @@ def _serve(ch: Channels, s: State, channel: int, repeat: int):
     s.served[channel] = n
 
 
-@njit(cache=True)
+@compiled
 def _arrive(
     p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, t: float, repeat: int
 ):
@@ -186,7 +190,7 @@ def _arrive(
     s.pending[agent] -= 1
 
 
-@njit(cache=True)
+@compiled
 def _complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, last: bool):
     """All parts of a kernel are served: write their times, return the kernel's end."""
     role = k.role[c]
@@ -213,7 +217,7 @@ def _complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: in
     return end
 
 
-@njit(cache=True)
+@compiled
 def _latest(p: Programs, k: Classes, s: State, c: int, copy: int, record: int, t: float):
     """The end of all that a WAIT or SYNC waits for, no earlier than ``t``; NaN when some is not known."""
     role = k.role[c]
@@ -232,7 +236,7 @@ def _latest(p: Programs, k: Classes, s: State, c: int, copy: int, record: int, t
     return t
 
 
-@njit(cache=True)
+@compiled
 def _release(p: Programs, k: Classes, ch: Channels, s: State, c: int, thread: int, repeat: int):
     """Let a host thread go on behind the SYNC or HOST_CALL that it waits for; False while it cannot."""
     agent = k.agent0[c] + thread
@@ -247,7 +251,6 @@ def _release(p: Programs, k: Classes, ch: Channels, s: State, c: int, thread: in
         s.end[k.instance0[c] + instance] = t
     else:
         if s.pending[agent] > 0:
-            s.held[agent] = ON_CALL
             return False
         t = _complete(p, k, ch, s, c, agent, copy, record, copy == repeat - 1)
     s.clock[agent] = t
@@ -256,7 +259,7 @@ def _release(p: Programs, k: Classes, ch: Channels, s: State, c: int, thread: in
     return True
 
 
-@njit(cache=True)
+@compiled
 def _run_host(p: Programs, k: Classes, ch: Channels, s: State, c: int, repeat: int, launch_us: float, depth: int):
     """Issue until a thread is held; True when something was issued."""
     role = k.role[c]
@@ -297,7 +300,9 @@ def _run_host(p: Programs, k: Classes, ch: Channels, s: State, c: int, repeat: i
             s.at[agent] = instance
         elif action == HOST_CALL:
             s.at[agent] = instance
-            _arrive(p, k, ch, s, c, agent, copy, record, t, repeat)
+            s.kernel_start[agent] = t
+            s.held[agent] = ARRIVING
+            s.pending[agent] = 1
     if s.issued[c] == repeat * n:
         s.host_held[c] = DONE
         for thread in range(k.threads[c]):
@@ -309,7 +314,7 @@ def _run_host(p: Programs, k: Classes, ch: Channels, s: State, c: int, repeat: i
     return s.issued[c] > begin
 
 
-@njit(cache=True)
+@compiled
 def _run_stream(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, repeat: int):
     """Run a stream's records until one cannot start or end; True when some ended."""
     role = k.role[c]
@@ -378,6 +383,13 @@ def _run(p: Programs, k: Classes, ch: Channels, s: State, repeat: int, launch_us
         host, streams = k.agent0[c], k.agent0[c] + k.threads[c]
         if agent < streams:
             moved = _run_host(p, k, ch, s, c, repeat, launch_us, depth)
+            for other in range(host, streams):
+                if s.held[other] == ARRIVING:
+                    copy, record = divmod(s.at[other], p.n[k.role[c]])
+                    s.held[other] = ON_CALL
+                    _arrive(p, k, ch, s, c, other, copy, record, s.kernel_start[other], repeat)
+                    if s.pending[other] == 0:
+                        _push(s, host)
             if moved:
                 for other in range(streams, streams + k.streams[c]):
                     if s.held[other] == FREE:

@@ -21,8 +21,8 @@ from numba import njit
 from echo_hooks.compose.programs import CALL, HOST_CALL, RECORD, RUN, SYNC, WAIT
 from echo_hooks.compose.tables import Channels, Classes, Programs, Tables
 
-compiled = njit(cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-"""For functions that only compiled code calls: without the wrappers for Python they compile in a fraction of the time."""
+compiled = njit(cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
+"""For functions that only compiled code calls: they compile faster without the wrappers for Python."""
 
 QUEUE_DEPTH = 1024
 """Launches that a stream holds before the next launch blocks the host. CUDA documents no figure; 1,024 is what

@@ -50,7 +50,8 @@ class Clock(NamedTuple):
 
     Per item: ``left`` (us at rate 1), ``rate``, ``since``, ``version`` (heap entries of older versions are void).
     Per call instance: ``phase``, ``share`` of its links, ``factor`` by kernels, ``slot_channel``, ``slot_number`` (of
-    the copy), ``latency_us``. Per class: ``calls_on`` (resident calls), ``touched`` (rates to be taken anew). Per node (a member's call): ``node_factor``.
+    the copy), ``latency_us``. Per class: ``calls_on`` (resident calls), ``touched`` (its rates are to be taken anew).
+    Per node (a member's call): ``node_factor``. ``flows``: the calls that move data over links now.
     """
 
     left: np.ndarray

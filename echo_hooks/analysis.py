@@ -12,6 +12,7 @@ from echo_hooks.hardware.cluster import Cluster
 from echo_hooks.network.model import CommunicationModel
 from echo_hooks.report.report import Report, build_report
 from echo_hooks.timing import fill_durations
+from echo_hooks.timing.host import settle_host_times
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Analysis:
 def analyse(run: Run, cluster: Cluster, *, folded: bool = True) -> Analysis:
     """Compose ``run`` on ``cluster`` (of at least its world size) and report on it."""
     began = time.perf_counter()
+    settle_host_times(list(run.traces.values()))
     unpriced = sorted({name for trace in run.traces.values() for name in fill_durations(trace, cluster.accelerator)})
     network = CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {}))
     composition = compose(

@@ -22,7 +22,8 @@ def run_script(path: str, args: Sequence[str], module: bool = False) -> None:
     if module:
         runpy.run_module(path, run_name="__main__", alter_sys=True)
         return
-    absolute = os.path.abspath(path)
+    # Not abspath: Python does not resolve ".." in it, which would lead elsewhere behind a symbolic link.
+    absolute = os.path.join(os.getcwd(), path.removeprefix("./"))
     with open(absolute, "rb") as file:
         source = file.read()
     main = types.ModuleType("__main__")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from echo_hooks import host_tensors
 from echo_hooks.capture import shadows
 from echo_hooks.capture.costs import dtype_name
 from echo_hooks.graph.recorder import Recorder
@@ -36,5 +37,7 @@ def on_cpu(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
     value = shadows.known(tensor)
     if value is not None:
         return value.clone()
-    recorder.assume(f"contents of an unknown {dtype_name(tensor.dtype)} tensor copied to the host", policy(tensor.dtype))
-    return torch.full(tuple(tensor.shape), policy(tensor.dtype), dtype=tensor.dtype)
+    recorder.assume(
+        f"contents of an unknown {dtype_name(tensor.dtype)} tensor copied to the host", policy(tensor.dtype)
+    )
+    return host_tensors.full(tensor.shape, policy(tensor.dtype), tensor.dtype)

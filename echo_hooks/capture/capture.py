@@ -82,8 +82,8 @@ class Capture:
             prologue=whole.slice(0, begin),
             ops=recorder.ops.signatures,
             groups=recorder.groups,
+            memory=self.memory.summary(),  # first: it corrects the events' holders
             memory_events=_memory_window(recorder.memory.columns(), begin, end),
-            memory=self.memory.summary(),
             assumptions=sorted(recorder.assumptions.values(), key=lambda a: (a.kind, a.site, a.value)),
             notes=list(recorder.notes),
             steps=number,

@@ -29,6 +29,7 @@ class Memory:
         self.in_training = False  # set at the first module call
         self._number = 0
         self._holder: dict[int, int] = {}
+        self._from_backward: set[int] = set()
 
     def new(self, bytes: int, device: torch.device) -> Storage:
         self._number += 1
@@ -54,6 +55,8 @@ class Memory:
         holder = self._holder.get(storage.number)
         if holder is None:
             holder = self._holder[storage.number] = self._guess()
+        if recorder.phase == Phase.BACKWARD:
+            self._from_backward.add(storage.number)
         storage.handle = self.allocator.allocate(bytes, storage.stream)
         recorder.memory.append(
             len(recorder.program), storage.number, bytes, storage.stream, holder, recorder.module, recorder.phase
@@ -61,7 +64,9 @@ class Memory:
 
     def free(self, storage: Storage) -> None:
         recorder = self.recorder
+        recorder.enter()
         self.allocator.free(storage.handle)
+        self._from_backward.discard(storage.number)
         recorder.memory.append(
             len(recorder.program),
             storage.number,
@@ -73,6 +78,7 @@ class Memory:
         )
         storage.handle = None
         storage.bytes = 0
+        recorder.leave()
 
     def _guess(self) -> int:
         if self.recorder.phase == Phase.OPTIMIZER:
@@ -93,6 +99,10 @@ class Memory:
                 self._own(parameter.grad, _GRADIENTS)
 
     def own_state(self, optimizer) -> None:
+        # What backward made and the optimizer's step outlives is kept for gradients: buckets, reduced shards.
+        for number in self._from_backward:
+            if self._holder[number] == _ACTIVATIONS:
+                self._holder[number] = _GRADIENTS
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
                 self._own(value, _OPTIMIZER)

@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from echo_hooks import host_tensors
 from echo_hooks.capture import shadows, special
 from echo_hooks.capture.labels import Labels
 from echo_hooks.capture.memory import Memory
@@ -19,6 +20,8 @@ from echo_hooks.graph.recorder import Recorder
 LARGE_CPU_BYTES = 1 << 20
 """Floating CPU factories above this size are pretended too: a model built on the CPU then costs no memory."""
 
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_PLAIN = torch._C._disabled_torch_dispatch_impl
 _FUNCTIONAL = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 
 
@@ -36,17 +39,25 @@ class CaptureMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if not types and not self._becomes_pretended(func, args, kwargs):
-            return _real(func, args, kwargs)
+        pretended = False
         for kind in types:
-            if kind is not Pretended:
+            if kind is Pretended:
+                pretended = True
+            elif kind.__torch_dispatch__ is not _PLAIN:
                 return self._foreign(kind, func, types, args, kwargs)
+        if not pretended:
+            # Fake modes rank below ours whenever they were entered: what runs under one (DTensor works out shapes so)
+            # is no work of the script's.
+            if torch._C._get_dispatch_mode(_FAKE) is not None:
+                return func(*args, **kwargs)
+            if not self._becomes_pretended(func, args, kwargs):
+                return _real(func, args, kwargs)
         return self.run(func, types, args, kwargs)
 
     def run(self, func, types, args, kwargs):
         """Serve one op on pretended tensors (also without an active mode, from a thread of the script)."""
         recorder = self.recorder
-        recorder.enter()
+        recorder.enter_from_dispatch()
         try:
             self.labels.update()
             self.steps.check()
@@ -68,7 +79,10 @@ class CaptureMode(TorchDispatchMode):
         if plan.signature is not None:
             self.record(plan)
         result = self._build(plan.outputs, tensors, plan.device)
-        if plan.shadowed or plan.written:
+        constant = special.CONSTANTS.get(func)
+        if constant is not None and isinstance(result, Pretended) and result.numel() <= shadows.INTEGERS_MAX_ELEMENTS:
+            shadows.remember(result, constant(args, kwargs, result))
+        elif plan.shadowed or plan.written:
             self._shadow(plan, func, args, kwargs, tensors, result)
         return result
 
@@ -113,7 +127,7 @@ class CaptureMode(TorchDispatchMode):
             if ran:
                 shadows.written_in_place(tensor)
             elif func in special.FILLS and shadows.small_enough(tensor):
-                fresh = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
+                fresh = host_tensors.empty(tensor.shape, tensor.dtype)
                 shadows.remember(tensor, func(fresh, *args[1:], **kwargs))
             else:
                 shadows.remember(tensor, None)
@@ -169,12 +183,7 @@ class CaptureMode(TorchDispatchMode):
         else:
             storage: Storage = self.memory.new(value.numel() * dtype.itemsize, device)
             result = Pretended(value.shape, value.stride(), 0, dtype, device, storage)
-        limit = (
-            shadows.SHADOW_MAX_ELEMENTS
-            if value.dtype.is_floating_point
-            else shadows.INTEGERS_FROM_HOST_MAX_ELEMENTS
-        )
-        if value.numel() <= limit:
+        if shadows.small_enough(value):
             shadows.remember(result, value.detach().to(dtype, copy=True))
         return result
 

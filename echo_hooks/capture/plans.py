@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from echo_hooks.capture import shadows
 from echo_hooks.capture.costs import signature
 from echo_hooks.devices.pretended import Pretended
 from echo_hooks.graph.ops import OpSignature
@@ -108,7 +109,10 @@ class Planner:
 
     def _describe(self, func, args, kwargs, tensors: list[torch.Tensor]) -> Plan:
         fakes: dict[int, FakeTensor] = {}
-        fake_args, fake_kwargs = [self._fake(a, fakes) for a in args], {k: self._fake(v, fakes) for k, v in kwargs.items()}
+        fake_args, fake_kwargs = (
+            [self._fake(a, fakes) for a in args],
+            {k: self._fake(v, fakes) for k, v in kwargs.items()},
+        )
         with self.fake_mode:
             result = func(*fake_args, **fake_kwargs)
         place_of = {id(tensor): i for i, tensor in reversed(list(enumerate(tensors)))}
@@ -144,7 +148,7 @@ def _is_view(func) -> bool:
     if func in _VIEWS_WITHOUT_ANNOTATION:
         return True
     returns = func._schema.returns
-    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns) or (
+    return (bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)) or (
         func.is_view and bool(returns)
     )
 
@@ -227,7 +231,7 @@ def _worth_shadowing(func, outputs) -> bool:
     if str(func).startswith(("aten.empty", "aten.new_empty", "aten.resize_", "fsdp.", "aten.rand", "aten.normal")):
         return False
     flat = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-    return all(not isinstance(o, (New, Alias)) or _numel(o.shape) <= 256 for o in flat)
+    return all(not isinstance(o, (New, Alias)) or _numel(o.shape) <= shadows.limit(o.dtype) for o in flat)
 
 
 def _numel(shape: tuple[int, ...]) -> int:

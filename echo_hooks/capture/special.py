@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
+from echo_hooks import host_tensors
 from echo_hooks.capture import answers, shadows
 from echo_hooks.capture.costs import dtype_name, meta_of
 from echo_hooks.devices.pretended import Pretended
@@ -35,6 +37,24 @@ FLOAT_FACTORIES = {
 
 FILLS = {aten.fill_.Scalar, aten.zero_.default}
 """In-place ops whose result does not depend on what was there."""
+
+
+def _constant(value):
+    """A shadow of one element seen everywhere: costs nothing whatever the shape."""
+    return lambda args, kwargs, result: host_tensors.full((), value(args), result.dtype).expand(result.shape)
+
+
+CONSTANTS = {
+    aten.zeros.default: _constant(lambda args: 0),
+    aten.zeros_like.default: _constant(lambda args: 0),
+    aten.new_zeros.default: _constant(lambda args: 0),
+    aten.ones.default: _constant(lambda args: 1),
+    aten.ones_like.default: _constant(lambda args: 1),
+    aten.new_ones.default: _constant(lambda args: 1),
+    aten.full.default: _constant(lambda args: args[1]),
+    aten.full_like.default: _constant(lambda args: args[1]),
+}
+"""Factories whose value depends on no tensor."""
 
 
 def _handles(*funcs):
@@ -89,7 +109,7 @@ def _to_copy(mode, func, args, kwargs):
     dtype = kwargs.get("dtype") or source.dtype
     if device.type == "cpu":
         _to_host(mode, source, blocking=not kwargs.get("non_blocking", False))
-        if source.numel() <= shadows.INTEGERS_FROM_HOST_MAX_ELEMENTS:
+        if source.numel() <= shadows.INTEGERS_MAX_ELEMENTS:
             return answers.on_cpu(mode.recorder, source).to(dtype)
         return mode.fresh(source, source.shape, dtype, device)
     device = mode._with_device({"device": device})["device"]
@@ -133,8 +153,8 @@ def _copy(mode, func, args, kwargs):
 
 
 def _keep_copied_value(target: Pretended, source: torch.Tensor) -> None:
-    value = shadows.known(source) if source.numel() <= shadows.INTEGERS_FROM_HOST_MAX_ELEMENTS else None
-    if value is not None and (target.numel() <= shadows.SHADOW_MAX_ELEMENTS or not value.dtype.is_floating_point):
+    value = shadows.known(source) if shadows.small_enough(source) else None
+    if value is not None and shadows.small_enough(target):
         value = value.to(target.dtype, copy=True).broadcast_to(target.shape).clone()
         shadows.remember(target, value)
     else:
@@ -168,6 +188,22 @@ def _to_device_record(mode, source: torch.Tensor, target: torch.Tensor, non_bloc
         mode.recorder.sync(stream=mode.recorder.stream)
 
 
+# ---- routing ----
+
+
+@_handles(aten.topk.default)
+def _topk(mode, func, args, kwargs):
+    """Indices of unknown scores (a router choosing experts): every choice equally often, in turn, counted."""
+    values, indices = mode.replay(func, args, kwargs)
+    scores, k = args[0], args[1]
+    choices = scores.shape[-1] if scores.dim() else 1
+    if shadows.known(indices) is None and scores.dim() >= 2 and indices.numel() <= shadows.INTEGERS_MAX_ELEMENTS:
+        turn = torch.ops.aten.arange.default(indices.numel(), dtype=torch.int64, device=torch.device("cpu"))
+        shadows.remember(indices, (turn % choices).reshape(indices.shape))
+        mode.recorder.assume(f"top {k} of {choices} unknown scores", "all chosen equally often")
+    return values, indices
+
+
 # ---- shapes that depend on values ----
 
 
@@ -189,29 +225,64 @@ def _data_dependent(mode, func, args, kwargs):
         values = _largest(mode, func, args, kwargs)
     flat = values if isinstance(values, (tuple, list)) else (values,)
     results = tuple(_pretend(mode, v, device) for v in flat)
-    if device.type != "cpu":
-        inputs, outputs = tuple(map(meta_of, tensors)), tuple(map(meta_of, results))
-        read = sum(t.numel() * t.dtype.itemsize for t in tensors)
-        written = sum(t.numel() * t.dtype.itemsize for t in results)
-        mode.recorder.compute(mode.recorder.ops.add(OpSignature(str(func), inputs, outputs, 0, read, written)))
-        mode.recorder.sync(stream=mode.recorder.stream)
+    _sized_by_device(mode, func, tensors, results)
     return results if isinstance(values, (tuple, list)) else results[0]
 
 
+def _sized_by_device(mode, func, inputs, outputs) -> None:
+    """Record an op whose result the host must wait for to know its size."""
+    if outputs[0].device.type == "cpu":
+        return
+    read, written = (sum(t.numel() * t.dtype.itemsize for t in tensors) for tensors in (inputs, outputs))
+    signature = OpSignature(str(func), tuple(map(meta_of, inputs)), tuple(map(meta_of, outputs)), 0, read, written)
+    mode.recorder.compute(mode.recorder.ops.add(signature))
+    mode.recorder.sync(stream=mode.recorder.stream)
+
+
 def _largest(mode, func, args, kwargs):
+    """Outputs on the meta device: as many elements as a known mask selects, else as many as there can be."""
     tensor = args[0]
+    if func is aten.masked_select.default:
+        count = _selected(mode, func, torch.broadcast_shapes(tensor.shape, args[1].shape), args[1])
+        return host_tensors.empty((count,), tensor.dtype, "meta")
     count = tensor.numel()
     if func is aten.repeat_interleave.Tensor:
         count = kwargs.get("output_size") or count
     mode.recorder.assume(f"size of the result of {func}", count)
+    index = host_tensors.empty((count,), torch.int64, "meta")
     if func is aten.nonzero.default:
-        return torch.empty(count, tensor.dim(), dtype=torch.int64, device="meta")
-    if func is aten.masked_select.default:
-        return torch.empty(count, dtype=tensor.dtype, device="meta")
+        return host_tensors.empty((count, tensor.dim()), torch.int64, "meta")
     if func in (aten.bincount.default, aten.repeat_interleave.Tensor):
-        return torch.empty(count, dtype=torch.int64, device="meta")
-    index = torch.empty(count, dtype=torch.int64, device="meta")
-    return torch.empty(count, dtype=tensor.dtype, device="meta"), index, index
+        return index
+    return host_tensors.empty((count,), tensor.dtype, "meta"), index, index
+
+
+def _selected(mode, func, shape, mask: torch.Tensor) -> int:
+    """How many elements a boolean mask selects from ``shape``: exact when the mask is known, else all, counted."""
+    value = shadows.known(mask)
+    if value is not None:
+        return int(value.broadcast_to(shape).sum())
+    count = math.prod(shape)
+    mode.recorder.assume(f"size of the result of {func}", count)
+    return count
+
+
+@_handles(aten.index.Tensor)
+def _index(mode, func, args, kwargs):
+    """A boolean index selects as masked_select does; index tensors have static shapes."""
+    tensor, indices = args[0], args[1]
+    masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
+    if not masks:
+        return mode.replay(func, args, kwargs)
+    if len(masks) > 1 or any(i is not None for i in indices if i is not masks[0]):
+        raise NotImplementedError(f"{func} with several boolean indices on a device without data")
+    place, mask = list(indices).index(masks[0]), masks[0]
+    count = _selected(mode, func, mask.shape, mask)
+    rows = mode.fresh(tensor, (count,), torch.int64)
+    _sized_by_device(mode, aten.nonzero.default, [mask], [rows])
+    if mask.dim() > 1:
+        tensor = tensor.flatten(place, place + mask.dim() - 1)
+    return mode.replay(func, (tensor, [None] * place + [rows]), kwargs)
 
 
 def _pretend(mode, value: torch.Tensor, device: torch.device) -> Pretended:

@@ -202,13 +202,13 @@ def rank_classes(world_size: int, groups: GroupTable, positional: set[int]) -> l
     _, inverse = np.unique(np.stack(columns), axis=1, return_inverse=True)
     inverse = inverse.reshape(-1)  # numpy 2.0 alone answers with one more dimension
     order = np.argsort(inverse, kind="stable")
-    members = np.split(order, np.cumsum(np.bincount(inverse))[:-1])
+    by_class = np.split(order, np.cumsum(np.bincount(inverse))[:-1])
     classes = [
         RankClass(
             tuple(ranks.tolist()),
             tuple((name, int(places[ranks[0]])) for name, places in shown if places[ranks[0]] >= 0),
         )
-        for ranks in members
+        for ranks in by_class
     ]
     return sorted(classes, key=lambda c: c.ranks[0])
 
@@ -278,11 +278,11 @@ def roles_from_facts(
             reasons.setdefault(signature, set()).add(_why(rank_class, doubt))
     places = {rank: c.places for c in classes for rank in c.ranks}
     roles = []
-    for signature, ranks in members.items():
-        proven = tuple(sorted(rank for rank in ranks if rank in facts))
+    for signature, like in members.items():
+        proven = tuple(sorted(rank for rank in like if rank in facts))
         name = _name(places[proven[0]], len(members))
         why = "; ".join(sorted(reasons.get(signature, {"every rank was traced"})))
-        roles.append(Role(name, proven[0], tuple(sorted(ranks)), proven, why, facts[proven[0]].memory))
+        roles.append(Role(name, proven[0], tuple(sorted(like)), proven, why, facts[proven[0]].memory))
     roles.sort(key=lambda role: role.ranks[0])
     return _distinct_names(roles)
 

@@ -113,15 +113,20 @@ def nearest(tree: Tree, rank: int) -> tuple[int, str]:
 # ---- what to trace next ----
 
 
-def open_questions(tree: Tree, axes: Sequence[Axis]) -> list[tuple[int, str]]:
+def open_questions(tree: Tree) -> list[tuple[int, str]]:
     """Ranks whose program would settle where the differences found lie: (rank, why), most telling first."""
-    questions = [question for cut in tree.cuts() if (question := _gap(cut)) is not None]
+    questions = gaps(tree)
     if tree.axis is not None:
         for leaf in tree.leaves():
             if len(leaf.traced) == 1 and len(leaf.ranks) > 1:
                 other = leaf.ranks[-1] if leaf.ranks[-1] != leaf.traced[0] else leaf.ranks[0]
                 questions.append((other, f"is it like rank {leaf.traced[0]}?"))
     return questions
+
+
+def gaps(tree: Tree) -> list[tuple[int, str]]:
+    """Of the open questions those where programs are known to change, but not where."""
+    return [question for cut in tree.cuts() if (question := _gap(cut)) is not None]
 
 
 def _gap(cut: Tree) -> tuple[int, str] | None:

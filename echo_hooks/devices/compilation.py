@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from echo_hooks.devices.state import active
-from echo_hooks.devices.tables import bindings, everywhere
+from echo_hooks.devices.tables import always, bindings, everywhere
 from echo_hooks.patching import Patch
 
 
 def compilation_patches() -> list[Patch]:
     why = "a graph is captured once and replayed without the host"
     return [
-        Patch(torch, "compile", lambda _: compile, "a compiler needs a device to compile for"),
+        Patch(torch, "compile", always(compile), "a compiler needs a device to compile for"),
         *everywhere(
             (torch.cuda.graphs, torch.cuda),
             {"CUDAGraph": CUDAGraph, "make_graphed_callables": make_graphed_callables},

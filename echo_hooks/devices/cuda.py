@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
+from echo_hooks.devices.libraries import cuda_version
 from echo_hooks.devices.memory import allocator_of, memory_info
 from echo_hooks.devices.properties import capability, properties
 from echo_hooks.devices.state import active
-from echo_hooks.devices.tables import bindings, everywhere
+from echo_hooks.devices.tables import always, bindings, everywhere
 from echo_hooks.patching import Patch
 
 
@@ -28,17 +29,17 @@ def _presence() -> list[Patch]:
     owners = (torch.cuda, torch.cuda.memory, torch.cuda.random)
     return [
         *everywhere(owners, {"device_count": lambda: active().device_count}, why),
-        Patch(torch.cuda, "_initialized", lambda _: True, "nothing is left to initialise"),
-        Patch(torch.cuda, "_is_in_bad_fork", lambda _: _no, "a fork server may have started this process"),
-        Patch(torch.backends.cuda, "is_built", lambda _: _yes, why),
-        Patch(torch.version, "cuda", lambda found: found or _cuda_version(), "version checks"),
+        Patch(torch.cuda, "_initialized", always(True), "nothing is left to initialise"),
+        Patch(torch.cuda, "_is_in_bad_fork", always(_no), "a fork server may have started this process"),
+        Patch(torch.backends.cuda, "is_built", always(_yes), why),
+        Patch(torch.version, "cuda", lambda found: found or cuda_version(), "version checks"),
         *bindings(
             {
                 "_cuda_getDeviceCount": lambda: active().device_count,
                 "_cuda_isInBadFork": _no,
                 "_cuda_init": _nothing,
                 "_cuda_hasPrimaryContext": lambda index: True,
-                "_cuda_getCompiledVersion": lambda: int(_cuda_version().replace(".", "")) * 100,
+                "_cuda_getCompiledVersion": lambda: int(cuda_version().replace(".", "")) * 100,
                 "_cuda_getArchFlags": lambda: "sm_{}{}".format(*capability(active().accelerator)),
             },
             why,
@@ -49,16 +50,16 @@ def _presence() -> list[Patch]:
 def _device() -> list[Patch]:
     why = "the current device is the rank's own affair"
     return [
-        Patch(torch.cuda, "_exchange_device", lambda _: _exchange, why),
-        Patch(torch.cuda, "_maybe_exchange_device", lambda _: _exchange, why),
-        Patch(torch.cuda, "_get_device_properties", lambda _: _properties, "from the accelerator's file", create=True),
+        Patch(torch.cuda, "_exchange_device", always(_exchange), why),
+        Patch(torch.cuda, "_maybe_exchange_device", always(_exchange), why),
+        Patch(torch.cuda, "_get_device_properties", always(_properties), "from the accelerator's file", create=True),
         *bindings(
             {
                 "_cuda_getDevice": lambda: active().device,
                 "_cuda_setDevice": _exchange,
                 "_cuda_exchangeDevice": _exchange,
                 "_cuda_maybeExchangeDevice": _exchange,
-                "_cuda_synchronize": lambda: active().recorder.sync(),
+                "_cuda_synchronize": _synchronize,
                 "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,
                 "_cuda_ipc_collect": _nothing,
                 "_cuda_sleep": _nothing,
@@ -77,15 +78,14 @@ def _measurements() -> list[Patch]:
     """What a driver measures cannot be known: answered with 0, each answer counted as an assumption."""
     names = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
     why = "there is no driver to ask"
-    patches = [Patch(torch.cuda, name, lambda _, name=name: _measured(name), why, create=True) for name in names]
-    used = lambda device=None: allocator_of(_index(device)).reserved_bytes  # noqa: E731
-    return [*patches, Patch(torch.cuda, "device_memory_used", lambda _: used, why, create=True)]
+    patches = [Patch(torch.cuda, name, always(_measured(name)), why, create=True) for name in names]
+    return [*patches, Patch(torch.cuda, "device_memory_used", always(_memory_used), why, create=True)]
 
 
 def _libraries() -> list[Patch]:
     return [
-        Patch(torch.cuda, "_cudart", lambda _: _RUNTIME, "profiler and host-register calls"),
-        Patch(torch.cuda.nvtx, "_nvtx", lambda _: _Ranges(), "ranges are for a profiler"),
+        Patch(torch.cuda, "_cudart", always(_RUNTIME), "profiler and host-register calls"),
+        Patch(torch.cuda.nvtx, "_nvtx", always(_Ranges()), "ranges are for a profiler"),
         *bindings(
             {"_nccl_version": _nccl_version, "_nccl_version_suffix": lambda: b""},
             "feature checks of scripts and frameworks; answered by the version that the simulation assumes",
@@ -96,6 +96,11 @@ def _libraries() -> list[Patch]:
 def _exchange(index: int) -> int:
     """Select a device; returns the former one. A negative index changes nothing."""
     return active().select(index) if index >= 0 else -1
+
+
+def _synchronize() -> int:
+    active().recorder.sync()
+    return 0
 
 
 def _properties(index: int):
@@ -110,16 +115,14 @@ def _measured(name: str):
     return answer
 
 
+def _memory_used(device: Any = None) -> int:
+    return allocator_of(_index(device)).reserved_bytes
+
+
 def _nccl_version() -> int:
     """Packed as torch.cuda.nccl.version unpacks it."""
     major, minor, patch = (int(part) for part in active().nccl_version.split("."))
     return major << 32 | minor << 16 | patch
-
-
-def _cuda_version() -> str:
-    """The CUDA version that PyTorch's default wheels are built with (release matrix in its RELEASE.md)."""
-    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    return torch.version.cuda or ("13.0" if (major, minor) >= (2, 11) else "12.8")
 
 
 def _index(device: Any) -> int | None:
@@ -150,7 +153,7 @@ class _Runtime(SimpleNamespace):
     cudaMemGetInfo = staticmethod(memory_info)
     cudaProfilerStart = cudaProfilerStop = staticmethod(_success)
     cudaHostRegister = cudaHostUnregister = staticmethod(_success)
-    cudaDeviceSynchronize = staticmethod(lambda: active().recorder.sync() or 0)
+    cudaDeviceSynchronize = staticmethod(_synchronize)
 
 
 _RUNTIME = _Runtime()

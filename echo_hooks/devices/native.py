@@ -17,6 +17,7 @@ import re
 
 import torch
 
+from echo_hooks.devices.libraries import cudnn_version
 from echo_hooks.devices.machine_code import MachineCode
 from echo_hooks.errors import UsageError
 
@@ -26,7 +27,6 @@ _META = 14
 
 _DESTRUCTOR = "~"
 _WORD = ctypes.sizeof(ctypes.c_void_p)
-_CUDNN_VERSION = 91900  # 9.19.0; answered where the wheel has no cuDNN of its own, so that cuDNN kernels are chosen
 
 
 class NativeDevice:
@@ -54,6 +54,7 @@ class NativeDevice:
         """Exchange guard and hooks, and let backward run in the calling thread (one order, Python's thread-locals)."""
         code, guard_slots, hook_slots = _machine_code(), _guard_slots(), _hook_slots()
         registry, hooks = _guard_registry(), _cuda_hooks()
+        _start_autograd()
         self._swap(registry + _CUDA * _WORD, self._guard(code, guard_slots, registry))
         self._swap(hooks, self._hooks_table(code, hook_slots, hooks))
         self._multithreading = torch._C._is_multithreading_enabled()
@@ -103,7 +104,7 @@ class NativeDevice:
                 answers[name] = yes
         if not torch.backends.cuda.is_built():
             answers |= dict.fromkeys(("hasCuDNN", "hasCUDART"), yes)
-            answers |= dict.fromkeys(("versionCuDNN", "versionRuntimeCuDNN"), code.constant(_CUDNN_VERSION))
+            answers |= dict.fromkeys(("versionCuDNN", "versionRuntimeCuDNN"), code.constant(cudnn_version()))
         table = _copy_of_table(hooks, slots, {name: address for name, address in answers.items() if name in slots})
         self._kept.append(table)
         return _functions(table)
@@ -216,6 +217,15 @@ def _machine_code() -> MachineCode:
         return MachineCode()
     except (OSError, NotImplementedError) as error:
         raise UsageError(_refusal(f"no executable memory here ({error})")) from None
+
+
+def _start_autograd() -> None:
+    """Let autograd's engine start while there are no devices: it starts a thread for each, once, at the first backward.
+
+    These threads would have nothing to do, and a process that has them must not fork any more.
+    """
+    with torch.enable_grad():
+        torch.zeros((), device="cpu", requires_grad=True).backward()
 
 
 # ---- tables ----

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
+from echo_hooks import host_tensors
+
 SHADOW_MAX_ELEMENTS = 256
 """Pretended tensors of up to this many elements carry their true value for as long as it is known."""
 
@@ -115,7 +117,7 @@ class Pretended(torch.Tensor):
                 "Use Tensor.cpu() to copy the tensor to host memory first."
             )
         host = self.detach().to("cpu")
-        return torch.zeros(host.shape, dtype=host.dtype).numpy() if isinstance(host, Pretended) else host.numpy()
+        return host_tensors.zeros(host.shape, host.dtype).numpy() if isinstance(host, Pretended) else host.numpy()
 
     def __array__(self, dtype=None, copy=None):
         array = self.numpy()

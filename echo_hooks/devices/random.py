@@ -6,8 +6,9 @@ import struct
 
 import torch
 
+from echo_hooks import host_tensors
 from echo_hooks.devices.state import active
-from echo_hooks.devices.tables import choose_by_device
+from echo_hooks.devices.tables import always, choose_by_device
 from echo_hooks.patching import Patch
 
 # ATen/cuda/CUDAGeneratorImpl.h (default_rng_seed_val of c10/core/GeneratorImpl.h); its state is a 64-bit seed and a
@@ -23,6 +24,10 @@ class CudaGenerator(torch.Generator):
     ``cuda:index`` and whose state has the 16-byte form of a CUDA generator's.
     """
 
+    _device: torch.device
+    _seed: int
+    _offset: int
+
     def __new__(cls, index: int = 0):
         generator = torch.Generator.__new__(cls)
         generator._device = torch.device("cuda", index)
@@ -33,7 +38,7 @@ class CudaGenerator(torch.Generator):
         pass
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         return self._device
 
     def manual_seed(self, seed: int):
@@ -53,15 +58,16 @@ class CudaGenerator(torch.Generator):
     def get_offset(self) -> int:
         return self._offset
 
-    def set_offset(self, offset: int) -> None:
+    def set_offset(self, offset: int):
         if offset % 4:
             raise RuntimeError("offset must be a multiple of 4")
         self._offset = offset
         # Equal seed and offset must draw equal values: mix both into the generator underneath.
         super().manual_seed((self._seed + 0x9E3779B97F4A7C15 * offset) % 2**64)
+        return self
 
     def get_state(self) -> torch.Tensor:
-        return torch.frombuffer(bytearray(_STATE.pack(self._seed, self._offset)), dtype=torch.uint8)
+        return host_tensors.from_bytes(_STATE.pack(self._seed, self._offset), torch.uint8)
 
     def set_state(self, new_state: torch.Tensor):
         if new_state.numel() != _STATE.size or new_state.dtype != torch.uint8:
@@ -91,9 +97,9 @@ def random_patches(device_count: int) -> list[Patch]:
         generator.manual_seed(_DEFAULT_SEED)
     choose = choose_by_device(torch.Generator, _generator, default="cpu")
     return [
-        Patch(torch.cuda, "default_generators", lambda _: defaults, why),
-        Patch(torch, "Generator", lambda _: choose, why),
-        Patch(torch._C, "Generator", lambda _: choose, why),
+        Patch(torch.cuda, "default_generators", always(defaults), why),
+        Patch(torch, "Generator", always(choose), why),
+        Patch(torch._C, "Generator", always(choose), why),
     ]
 
 

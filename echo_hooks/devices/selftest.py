@@ -33,8 +33,9 @@ def check() -> None:
 
 def trial() -> None:
     """What would fail first: backward, layer norm, a fused optimizer, an integer device, streams, generators."""
-    fake_tensor.init_gpu_context = lambda *_: None
-    fake_tensor.FakeTensorMode.avoid_device_init = True  # the device says that it is there, and must not be touched
+    # The device says that it is there, and must not be initialised by FakeTensor.
+    fake_tensor.init_gpu_context = lambda *_: None  # type: ignore[assignment]
+    fake_tensor.FakeTensorMode.avoid_device_init = True  # type: ignore
     with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
         weight = torch.nn.Parameter(torch.empty(8, 8, device="cuda"))
         inputs = torch.empty(4, 8, device=0)

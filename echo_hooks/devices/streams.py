@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
 
 from echo_hooks.devices.state import active
-from echo_hooks.devices.tables import choose_by_device, everywhere
+from echo_hooks.devices.tables import bindings, choose_by_device, everywhere
 from echo_hooks.patching import Patch
 
 # Streams come from pools of 32 per device and priority, handed out in turn (c10/cuda/CUDAStream.cpp,
@@ -48,8 +49,6 @@ class Stream(torch.Stream):
 
     @property
     def _as_parameter_(self):
-        import ctypes
-
         return ctypes.c_void_p(self.stream_id)
 
     def __cuda_stream__(self) -> tuple[int, int]:
@@ -78,8 +77,9 @@ class Stream(torch.Stream):
         return False
 
     def __enter__(self):
-        self._contexts = [*getattr(self, "_contexts", []), torch.cuda.StreamContext(self)]
-        self._contexts[-1].__enter__()
+        context = torch.cuda.StreamContext(self)  # type: ignore[arg-type]
+        self._contexts = [*getattr(self, "_contexts", []), context]
+        context.__enter__()
         return self
 
     def __exit__(self, *error):
@@ -112,6 +112,7 @@ class Event(torch.Event):
     """
 
     number: int
+    timed: bool
 
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **kwargs):
         device = torch.device("cuda", _index(kwargs.get("device")))
@@ -180,14 +181,14 @@ def stream_patches() -> list[Patch]:
         Patch(torch, "Stream", lambda original: choose_by_device(original, _generic_stream), why),
         Patch(torch, "Event", lambda original: choose_by_device(original, _generic_event), why),
     ]
-    bindings = {
+    below = {
         "_cuda_getCurrentStream": lambda device: _triple(active().current_streams.get(device, 0), device),
         "_cuda_getDefaultStream": lambda device: _triple(0, device),
         "_cuda_getStreamFromExternal": _triple,
         "_cuda_getCurrentRawStream": lambda device: active().current_streams.get(device, 0),
         "_cuda_setStream": _set_stream,
     }
-    return patches + [Patch(torch._C, name, lambda _, f=f: f, why, create=True) for name, f in bindings.items()]
+    return patches + bindings(below, why)
 
 
 def _generic_stream(device=None, *, priority: int = 0, **kwargs):

@@ -11,19 +11,24 @@ import torch
 from echo_hooks.patching import Patch
 
 
+def always(value: Any) -> Callable[[Any], Any]:
+    """The ``make`` of a patch that does not look at the original."""
+    return lambda original: value
+
+
 def everywhere(owners: Iterable[ModuleType], names: Mapping[str, Any], why: str) -> list[Patch]:
     """Replace each name in the first owner, and in the other owners where they have a reference of their own."""
     first, *others = owners
     patches = []
     for name, value in names.items():
-        patches.append(Patch(first, name, lambda _, value=value: value, why))
-        patches += [Patch(owner, name, lambda _, value=value: value, why) for owner in others if name in vars(owner)]
+        patches.append(Patch(first, name, always(value), why))
+        patches += [Patch(owner, name, always(value), why) for owner in others if name in vars(owner)]
     return patches
 
 
 def bindings(names: Mapping[str, Any], why: str) -> list[Patch]:
     """Replace functions of ``torch._C``, most of which the CPU wheel does not have."""
-    return [Patch(torch._C, name, lambda _, value=value: value, why, create=True) for name, value in names.items()]
+    return [Patch(torch._C, name, always(value), why, create=True) for name, value in names.items()]
 
 
 def choose_by_device(original: type, make_cuda: Callable[..., Any], default: str = "cuda") -> type:

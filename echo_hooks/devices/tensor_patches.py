@@ -17,14 +17,14 @@ def patches() -> list[Patch]:
     """What is replaced in torch for pretended tensors, and why."""
     with_pretended = lambda types: [*types, Pretended]  # noqa: E731
     return [
-        Patch(torch.nn.Module, "_apply", lambda _: _apply, "parameters move to the device without losing identity", "2.9"),
+        Patch(torch.nn.Module, "_apply", lambda _: _apply, "parameters keep their identity on the device", "2.9"),
         Patch(torch.Tensor, "data", lambda _: _data, "`p.data = q` takes q's storage along", "2.9", create=True),
         Patch(torch, "tensor", _tensor, "reads the items of pretended scalars in C++, below any mode", "2.9"),
         Patch(torch, "as_tensor", _as_tensor, "as torch.tensor", "2.9"),
         Patch(torch.Tensor, "new_tensor", _new_tensor, "as torch.tensor", "2.9", create=True),
         Patch(torch.Tensor, "pin_memory", lambda _: _pin_memory, "needs a driver", "2.9", create=True),
         Patch(torch.Tensor, "is_pinned", lambda _: lambda self, *a, **k: False, "needs a driver", "2.9", create=True),
-        Patch(optimizer, "_foreach_supported_types", with_pretended, "optimizers fall to the single-tensor loop", "2.9"),
+        Patch(optimizer, "_foreach_supported_types", with_pretended, "else optimizers loop over single tensors", "2.9"),
         Patch(foreach_utils, "_foreach_supported_types", with_pretended, "gradient clipping likewise", "2.9"),
         Patch(
             fake_tensor.FakeTensorMode,
@@ -93,7 +93,17 @@ def _become(tensor: torch.Tensor, value: torch.Tensor) -> None:
     for name, attribute in tensor.__dict__.items():
         if not name.startswith("echo_"):
             new.__dict__.setdefault(name, attribute)
-    torch.utils.swap_tensors(tensor, new)
+    _swap(tensor, new)
+
+
+def _swap(tensor: torch.Tensor, new: torch.Tensor) -> None:
+    """torch.utils.swap_tensors for objects that nobody else refers to from C++, weak references allowed.
+
+    Its refusal of weak references guards memos keyed by tensor identity; the identity stays here.
+    """
+    tensor.__class__, new.__class__ = new.__class__, tensor.__class__
+    tensor.__dict__, new.__dict__ = new.__dict__, tensor.__dict__
+    torch._C._swap_tensor_impl(tensor, new)
 
 
 # ---- construction from lists ----
@@ -129,9 +139,8 @@ def _as_tensor(original):
 
 def _new_tensor(original):
     def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
-        return torch.tensor(
-            data, dtype=dtype or self.dtype, device=self.device if device is None else device, requires_grad=requires_grad
-        )
+        device = self.device if device is None else device
+        return torch.tensor(data, dtype=dtype or self.dtype, device=device, requires_grad=requires_grad)
 
     return new_tensor
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from echo_hooks.devices.tables import always
 from echo_hooks.patching import Patch
 
 _DTYPES = {
@@ -42,7 +43,7 @@ def typed_tensor_patches() -> list[Patch]:
     if torch.backends.cuda.is_built():
         return []
     why = "frameworks put these into isinstance() tuples when they are imported"
-    patches = [Patch(torch.cuda, name, lambda _, n=name, d=dtype: _make(n, d), why) for name, dtype in _DTYPES.items()]
+    patches = [Patch(torch.cuda, name, always(_make(name, dtype)), why) for name, dtype in _DTYPES.items()]
     return [*patches, Patch(torch, "set_default_tensor_type", _default_tensor_type, why)]
 
 

@@ -233,7 +233,9 @@ def _levels(table: Fields) -> tuple[Level, ...]:
         entry = table.table(name)
         level = Level(name, entry.count("nodes"), entry.ratio("oversubscription"))
         if levels and level.nodes % levels[-1].nodes:
-            raise entry.error("nodes", f"{level.nodes} should be a multiple of the {levels[-1].nodes} of the level below")
+            raise entry.error(
+                "nodes", f"{level.nodes} should be a multiple of the {levels[-1].nodes} of the level below"
+            )
         entry.done()
         levels.append(level)
     return tuple(levels)

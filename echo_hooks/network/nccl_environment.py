@@ -14,6 +14,15 @@ _ALGORITHM_NAMES = {name.replace("_", ""): name for name in ALGORITHMS}
 _P2P_LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
 
 
+_EVERY_ALGORITHM, _EVERY_PROTOCOL = frozenset(ALGORITHMS), frozenset(PROTOCOLS)
+_NOTHING: frozenset[str] = frozenset()
+Choice = Mapping[str, frozenset[str]]  # by function
+
+
+def _each(choice: frozenset[str]) -> Choice:
+    return dict.fromkeys(FUNCTIONS, choice)
+
+
 @dataclass(frozen=True)
 class Environment:
     """What is set; None means NCCL decides.
@@ -22,9 +31,9 @@ class Environment:
     switches LL128 on where it is off by default. ``threads``: per protocol.
     """
 
-    algorithms: Mapping[str, frozenset[str]] = field(default_factory=lambda: dict.fromkeys(FUNCTIONS, _ALL_ALGORITHMS))
-    protocols: Mapping[str, frozenset[str]] = field(default_factory=lambda: dict.fromkeys(FUNCTIONS, _ALL_PROTOCOLS))
-    forced_protocols: Mapping[str, frozenset[str]] = field(default_factory=lambda: dict.fromkeys(FUNCTIONS, frozenset()))
+    algorithms: Choice = field(default_factory=lambda: _each(_EVERY_ALGORITHM))
+    protocols: Choice = field(default_factory=lambda: _each(_EVERY_PROTOCOL))
+    forced_protocols: Choice = field(default_factory=lambda: _each(_NOTHING))
     min_channels: int | None = None
     max_channels: int | None = None
     nvls: bool | None = None
@@ -41,17 +50,13 @@ class Environment:
     p2p_ll_threshold_bytes: int = 16 << 10
 
 
-_ALL_ALGORITHMS = frozenset(ALGORITHMS)
-_ALL_PROTOCOLS = frozenset(PROTOCOLS)
-
-
 def read_environment(variables: Mapping[str, str]) -> Environment:
     """The NCCL_* variables in ``variables``; those without effect on the model are ignored.
 
     Raises UsageError for a value NCCL itself would refuse, by name.
     """
-    algorithms, _ = _selection(variables, "NCCL_ALGO", _ALGORITHM_NAMES, _ALL_ALGORITHMS)
-    protocols, forced = _selection(variables, "NCCL_PROTO", {name: name for name in PROTOCOLS}, _ALL_PROTOCOLS)
+    algorithms, _ = _selection(variables, "NCCL_ALGO", _ALGORITHM_NAMES, _EVERY_ALGORITHM)
+    protocols, forced = _selection(variables, "NCCL_PROTO", {name: name for name in PROTOCOLS}, _EVERY_PROTOCOL)
     nvls = _integer(variables, "NCCL_NVLS_ENABLE", 0, 2)
     pat = _integer(variables, "NCCL_PAT_ENABLE", 0, 2)
     overhead = _integer(variables, "NCCL_NET_OVERHEAD", 0, 10**9)
@@ -114,10 +119,9 @@ def _integer(variables: Mapping[str, str], name: str, low: int, high: int) -> in
 
 def _selection(
     variables: Mapping[str, str], name: str, known: Mapping[str, str], every: frozenset[str]
-) -> tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]]:
+) -> tuple[Choice, Choice]:
     """What a list such as "ring,tree;allreduce:^tree" leaves per function, and what it names outright."""
-    allowed = dict.fromkeys(FUNCTIONS, every)
-    named: dict[str, frozenset[str]] = dict.fromkeys(FUNCTIONS, frozenset())
+    allowed, named = dict.fromkeys(FUNCTIONS, every), dict.fromkeys(FUNCTIONS, _NOTHING)
     for part in filter(None, (p.strip().lower() for p in variables.get(name, "").split(";"))):
         prefix, colon, elements = part.rpartition(":")
         functions = FUNCTIONS if not colon else (_FUNCTION_NAMES.get(prefix.strip(), ""),)
@@ -131,5 +135,5 @@ def _selection(
             chosen.add(known[element])
         for function in functions:
             allowed[function] = every - chosen if exclude else frozenset(chosen)
-            named[function] = frozenset() if exclude else frozenset(chosen)
+            named[function] = _NOTHING if exclude else frozenset(chosen)
     return allowed, named

@@ -6,9 +6,9 @@ hang on one switch the result follows from a few products, which is what is comp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from echo_hooks.network.nccl_tables import SPEEDS, Tables
+from echo_hooks.network.nccl_tables import NVLINK_GB_PER_S, SPEEDS, USUAL_LINKS, Tables
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,13 @@ class Graph:
     intra: float
     inter: float
     launched: int
+
+
+def usual(comm: Communicator) -> Communicator:
+    """The same group with the links its architecture is usually sold with."""
+    links, nic = USUAL_LINKS[comm.architecture]
+    nvlink = links * NVLINK_GB_PER_S[comm.architecture] if comm.nvlink else 0.0
+    return replace(comm, nvlink=nvlink, nic=nic)
 
 
 def ring_graph(comm: Communicator, constants: Tables) -> Graph:

@@ -95,9 +95,9 @@ def expected_us(
     bandwidth = np.full(bytes.shape, row.gb_per_s)
     if function == "all_reduce" and row.algorithm == "tree":
         bandwidth *= tree_correction(row.protocol, bytes, 23)
-    if function == "all_reduce" and row.algorithm == "nvls_tree":
-        if comm.architecture == "blackwell" and comm.cpu != "arm":
-            bandwidth *= tree_correction(row.protocol, bytes, 24)
+    blackwell = comm.architecture == "blackwell" and comm.cpu != "arm"
+    if function == "all_reduce" and row.algorithm == "nvls_tree" and blackwell:
+        bandwidth *= tree_correction(row.protocol, bytes, 24)
     latency = np.full(bytes.shape, row.latency_us)
     if function == "all_reduce" and (row.algorithm, row.protocol) == ("ring", "simple") and comm.nodes > 1:
         plateau = bytes // (launched * comm.ranks) >= 64
@@ -124,9 +124,11 @@ def choose(
     return best, np.take_along_axis(times, best[None], 0)[0]
 
 
-def channels(row: Candidate, comm: Communicator, bytes: np.ndarray, environment: Environment) -> np.ndarray:
-    """Channels (CTAs) NCCL launches for each of ``bytes``."""
-    most = row.graph.launched
+def channels(
+    row: Candidate, comm: Communicator, bytes: np.ndarray, environment: Environment, launched: int | None = None
+) -> np.ndarray:
+    """Channels (CTAs) NCCL launches for each of ``bytes``, of ``launched`` (left out: those of the row's graph)."""
+    most = row.graph.launched if launched is None else launched
     if row.algorithm not in ("nvls", "nvls_tree"):
         most = clamp_channels(most, environment)
     if row.algorithm in ("nvls", "nvls_tree", "collnet_direct", "collnet_chain"):

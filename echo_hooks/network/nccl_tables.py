@@ -164,6 +164,8 @@ SPEEDS["ampere"] = SPEEDS["volta"]
 # NVLink per link, one way: the raw rate, and what NCCL counts on.
 NVLINK_RAW_GB_PER_S = {"volta": 25.0, "ampere": 25.0, "hopper": 25.0, "blackwell": 50.0}
 NVLINK_GB_PER_S = {"volta": 20.0, "ampere": 20.0, "hopper": 20.6, "blackwell": 40.1}
+# The links these architectures are usually sold with: NVLinks per accelerator, and GB/s of a NIC.
+USUAL_LINKS = {"volta": (6, 12.0), "ampere": (12, 24.0), "hopper": (18, 48.0), "blackwell": (18, 48.0)}
 # Share of a PCIe slot's raw rate that NCCL counts on (x16: 12, 24, 48, 96 of 16, 32, 64, 128 GB/s).
 PCI_SHARE = 0.75
 

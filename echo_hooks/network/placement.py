@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from echo_hooks.errors import UsageError
 from echo_hooks.hardware.cluster import Cluster
@@ -29,7 +30,7 @@ class Placement:
 
     @property
     def kind(self) -> str:
-        """"single", "intra" (one node), "strided" (one rank per node), "block" (whole nodes), "partial" (some of each
+        """ "single", "intra" (one node), "strided" (one rank per node), "block" (whole nodes), "partial" (some of each
         node) or "irregular" (nodes unequally filled)."""
         if len(self.ranks) == 1:
             return "single"
@@ -63,7 +64,7 @@ def place(ranks: tuple[int, ...], cluster: Cluster) -> Placement:
         raise UsageError(f"rank {twice} is in the group twice")
     nodes = tuple(sorted(by_node))
     places = tuple(tuple(sorted(by_node[node])) for node in nodes)
-    strides = {b - a for a, b in zip(ranks, ranks[1:])}
+    strides = {b - a for a, b in pairwise(ranks)}
     return Placement(
         ranks=ranks,
         nodes=nodes,

@@ -9,11 +9,8 @@ from echo_hooks.errors import UsageError
 from echo_hooks.graph.rundir import Run, atomic_write
 from echo_hooks.report.html import write_html
 from echo_hooks.report.perfetto import write_perfetto
-from echo_hooks.report.report import Report
+from echo_hooks.report.report import PAGE_FILE, PERFETTO_FILE, REPORT_FILE, TIMELINE_FILE, Report
 from echo_hooks.report.timeline_table import write_timeline
-
-TIMELINE_FILE, PERFETTO_FILE = "timeline.parquet", "timeline.perfetto.json.gz"
-PAGE_FILE, REPORT_FILE = "report.html", "report.json"
 
 
 def write_files(directory: Path, run: Run, composition: Composition, report: Report) -> list[Path]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from echo_hooks import host_tensors
 from echo_hooks.world import calls
 
 if TYPE_CHECKING:
@@ -56,11 +57,11 @@ def verify_params(world: VirtualWorld, original: Any) -> Any:
         with world.recorder.own_time():
             count = world.values.empty(tensors[0], (1,), torch.int64)
             slots = [world.values.empty(tensors[0], (1,), torch.int64) for _ in range(process_group.size())]
-            world.values.set(count, torch.tensor([len(tensors)]))
+            world.values.set(count, host_tensors.tensor([len(tensors)]))
             calls.all_gather(world, process_group, [count], [slots], True).wait()
             world.recorder.sync(stream=world.recorder.stream)
             sizes = world.values.empty(tensors[0], (numbers,), torch.int64)
-            world.values.set(sizes, torch.tensor([n for t in tensors for n in (*t.shape, *t.stride())]))
+            world.values.set(sizes, host_tensors.tensor([n for t in tensors for n in (*t.shape, *t.stride())]))
             calls.broadcast(world, process_group, sizes, sizes, 0, True).wait()
             world.recorder.sync(stream=world.recorder.stream)
         return None

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.distributed import distributed_c10d as c10d
 
 from echo_hooks.graph.ops import TensorMeta
-from echo_hooks.world import calls
+from echo_hooks.graph.program import Kind
 from echo_hooks.world.payloads import ABSENT, Payload, json_plain
-from echo_hooks.world.streams import Completion
+from echo_hooks.world.record import Call, Message, issue, issue_message
 
 if TYPE_CHECKING:
     from echo_hooks.world.group import RecordingGroup
@@ -60,7 +60,9 @@ class ObjectCollectives:
             for i, value in enumerate(objects):
                 object_list[i] = value
 
-    def gather_object(self, obj: Any, object_gather_list: list | None = None, dst=None, group=None, group_dst=None, **_):
+    def gather_object(
+        self, obj: Any, object_gather_list: list | None = None, dst=None, group=None, group_dst=None, **_
+    ):
         pg = c10d._group_or_default_group(group)
         if dst is None and group_dst is None:
             dst = 0
@@ -114,7 +116,13 @@ class ObjectCollectives:
                 self._read(device)
 
     def scatter_object_list(
-        self, scatter_object_output_list: list, scatter_object_input_list=None, src=None, group=None, group_src=None, **_
+        self,
+        scatter_object_output_list: list,
+        scatter_object_input_list=None,
+        src=None,
+        group=None,
+        group_src=None,
+        **_,
     ) -> None:
         pg = c10d._group_or_default_group(group)
         if src is None and group_src is None:
@@ -169,8 +177,8 @@ class ObjectCollectives:
             key = f"{lane}/{world.next_message(lane)}"
             size = sum(pickled_size(world, obj) for obj in object_list)
             self._keep(key, "send_object_list", [self.encode(obj) for obj in object_list], size)
-            self._message(group, "send", "int64", len(object_list), 8, device, world.rank, destination, use_batch)
-            self._message(group, "send", "uint8", size, 1, device, world.rank, destination, use_batch)
+            self._message(group, Kind.SEND, "int64", len(object_list), destination, device, use_batch)
+            self._message(group, Kind.SEND, "uint8", size, destination, device, use_batch)
 
     def recv_object_list(
         self, object_list: list, src=None, group=None, device=None, group_src=None, use_batch=False, **_
@@ -191,9 +199,9 @@ class ObjectCollectives:
             fallback = world.missing_objects(list(object_list))
             objects, size = self._replay(key, "send_object_list", source, fallback, self.decode)
             object_list[:] = objects
-            self._message(group, "recv", "int64", len(object_list), 8, device, source, world.rank, use_batch)
+            self._message(group, Kind.RECV, "int64", len(object_list), source, device, use_batch)
             self._read(device)
-            self._message(group, "recv", "uint8", size, 1, device, source, world.rank, use_batch)
+            self._message(group, Kind.RECV, "uint8", size, source, device, use_batch)
             self._read(device)
         return source
 
@@ -244,7 +252,7 @@ class ObjectCollectives:
     def _group(self, group) -> RecordingGroup | None:
         if c10d._rank_not_in_group(group):
             return None
-        return c10d._group_or_default_group(group)
+        return cast("RecordingGroup", c10d._group_or_default_group(group))
 
     def _read(self, device: torch.device) -> None:
         """The host reads what arrived: on a device it waits for the stream first."""
@@ -256,48 +264,34 @@ class ObjectCollectives:
         elements = size // 8 if dtype == "int64" else size
         own, all_ = TensorMeta((elements,), dtype), TensorMeta((group.size(), elements), dtype)
         outputs = (all_,) if root in (-1, group.rank()) else ()
-        call = calls.Call(name, (own,), outputs, size * group.size(), dtype, root)
+        call = Call(name, (own,), outputs, size * group.size(), dtype, root)
         return self._issue(group, call, device)
 
     def _rooted(self, group, name: str, dtype: str, size: int, device: torch.device, root: int) -> int:
         own = TensorMeta((size // 8 if dtype == "int64" else size,), dtype)
-        return self._issue(group, calls.Call(name, (own,), (own,), size, dtype, root), device)
+        return self._issue(group, Call(name, (own,), (own,), size, dtype, root), device)
 
     def _scattered(self, group, dtype: str, size: int, device: torch.device, root: int) -> int:
         own = TensorMeta((size // 8 if dtype == "int64" else size,), dtype)
         inputs = (TensorMeta((group.size(), *own.shape), dtype),) if root == group.rank() else ()
-        return self._issue(group, calls.Call("scatter", inputs, (own,), size * group.size(), dtype, root), device)
+        return self._issue(group, Call("scatter", inputs, (own,), size * group.size(), dtype, root), device)
 
-    def _issue(self, group, call: calls.Call, device: torch.device) -> int:
-        seq, completion = calls.issue(self.world, group, call, device, asynchronous=False)
+    def _issue(self, group, call: Call, device: torch.device) -> int:
+        seq, completion = issue(self.world, group, call, device, asynchronous=False)
         completion.wait(self.world.recorder)
         return seq
 
     def _message(
-        self,
-        group: RecordingGroup,
-        name: str,
-        dtype: str,
-        elements: int,
-        element_size: int,
-        device: torch.device,
-        source: int,
-        destination: int,
-        use_batch: bool,
+        self, group: RecordingGroup, kind: Kind, dtype: str, elements: int, peer: int, device: torch.device, batch: bool
     ) -> None:
-        metas = (TensorMeta((elements,), dtype),)
-
-        def one() -> Completion:
-            return calls.issue_p2p(
-                self.world, group, name, metas, elements * element_size, dtype, device, source, destination, 0
-            )
-
-        if use_batch and not group.runs_on_host(device):
+        size = elements * (8 if dtype == "int64" else 1)
+        message = Message(kind, TensorMeta((elements,), dtype), size, peer)
+        if batch and not group.runs_on_host(device):
             with group.batched(device) as works:
-                one()
+                issue_message(self.world, group, message, device)
             works[0].wait()
         else:
-            one().wait(self.world.recorder)
+            issue_message(self.world, group, message, device).wait(self.world.recorder)
 
 
 def _device(group: RecordingGroup) -> torch.device:

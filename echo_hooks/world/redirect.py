@@ -6,6 +6,7 @@ import functools
 import sys
 import warnings
 from contextlib import contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from echo_hooks.errors import UsageError
 from echo_hooks.patching import Patch
 from echo_hooks.world import ddp
 from echo_hooks.world.group import RecordingGroup
+from echo_hooks.world.late import LatePatches
 from echo_hooks.world.objects import OBJECT_FUNCTIONS
 from echo_hooks.world.store import VirtualStore
 
@@ -29,13 +31,18 @@ def patches(world: VirtualWorld) -> list[Patch]:
     """All replacements, in order of installation."""
     both = (dist, c10d)
     table = [
-        *_on(both, "init_process_group", lambda f: _init_process_group(world, f), "the world is virtual: no rendezvous"),
+        *_on(
+            both, "init_process_group", lambda f: _init_process_group(world, f), "the world is virtual: no rendezvous"
+        ),
         Patch(c10d, "_new_process_group_helper", lambda f: _new_process_group_helper(world, f), "groups are recorded"),
         Patch(c10d, "_new_group_with_tag", lambda f: _new_group_with_tag(world, f), "groups that only members create"),
         Patch(c10d, "_store_based_barrier", lambda f: _no_barrier, "no peer would ever arrive"),
         *_on(both, "split_group", lambda f: _split_group(world), "C++ would split the inner fake group, or crash"),
         *_on(both, "batch_isend_irecv", lambda f: _batch_isend_irecv(f), "one batch is one kernel on NCCL"),
         *_on(both, "is_nccl_available", lambda f: lambda: True, "scripts ask before they choose it"),
+        Patch(
+            c10d, "default_pg_nccl_timeout", lambda v: v or c10d.default_pg_timeout, "None on the CPU wheel: warnings"
+        ),
         *_on(both, "shrink_group", lambda f: _refuse("shrink_group"), "not simulated", since="2.9", missing_ok=True),
         *_on(both, "TCPStore", lambda f: _store_class(world), "would wait for the other ranks", missing_ok=True),
         *_on(both, "FileStore", lambda f: _store_class(world), "would wait for the other ranks", missing_ok=True),
@@ -55,25 +62,26 @@ def patches(world: VirtualWorld) -> list[Patch]:
     mesh = sys.modules.get("torch.distributed.device_mesh")
     if mesh is not None and hasattr(mesh, "split_group"):
         table.append(Patch(mesh, "split_group", lambda f: _split_group(world), "imported by name"))
-    return table + _pipelining(world)
+    return table
 
 
 def _on(owners, name: str, make, why: str, since: str = "", missing_ok: bool = False) -> list[Patch]:
     return [Patch(o, name, make, why, since) for o in owners if not missing_ok or hasattr(o, name)]
 
 
-def _pipelining(world: VirtualWorld) -> list[Patch]:
-    try:
-        from torch.distributed.pipelining import stage as stages
-    except ImportError:
-        return []
-    cls, exchange = stages.PipelineStage, world.shape_exchange
-    if hasattr(cls, "_recv_meta"):
+def late_patches(world: VirtualWorld) -> list[LatePatches]:
+    """Replacements in modules that the script may never import."""
+    return [LatePatches("torch.distributed.pipelining.stage", lambda module: pipelining_patches(world, module))]
+
+
+def pipelining_patches(world: VirtualWorld, module: ModuleType) -> list[Patch]:
+    stage, exchange = module.PipelineStage, world.shape_exchange
+    if hasattr(stage, "_recv_meta"):
         return [
-            Patch(cls, "_recv_meta", exchange.recv_meta, "shapes from a stage that is not there", since="2.13"),
-            Patch(cls, "_send_meta", exchange.send_meta, "remembered for stages that follow", since="2.13"),
+            Patch(stage, "_recv_meta", exchange.recv_meta, "shapes from a stage that is not there", since="2.13"),
+            Patch(stage, "_send_meta", exchange.send_meta, "remembered for stages that follow", since="2.13"),
         ]
-    return [Patch(cls, "_shape_inference", exchange.shape_inference, "shapes from a stage that is not there")]
+    return [Patch(stage, "_shape_inference", exchange.shape_inference, "shapes from a stage that is not there")]
 
 
 # ---- creation of groups ----
@@ -187,7 +195,7 @@ def _split_group(world: VirtualWorld):
         """``split_ranks``: lists of group ranks of the parent."""
         if split_ranks is None or len(split_ranks) == 0:
             raise ValueError("split_ranks cannot be None or empty")
-        parent = parent_pg or c10d._get_default_group()
+        parent: Any = parent_pg or c10d._get_default_group()
         return world.split_group(parent, split_ranks, timeout=timeout, group_desc=group_desc, backend=backend)
 
     return split_group

@@ -86,6 +86,9 @@ class VirtualWorld:
             patches = PatchSet(redirect.patches(self))
             patches.install()
             stack.callback(patches.remove)
+            for late in redirect.late_patches(self):
+                late.install()
+                stack.callback(late.remove)
         except BaseException:
             stack.close()
             raise

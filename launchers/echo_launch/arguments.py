@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from echo_hooks.errors import UsageError
-from echo_launch.world import World, resolve_world
+from echo_launch.world import MAX_DIGITS, World, resolve_world
 
 _TORCHRUN = "torchrun options"
 _OWN = "simulation options (with --simulate)"
@@ -54,7 +54,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
         return list(argv)
     _refuse_unbuilt(options)
     if options.no_python:
-        raise UsageError("--no-python: a program that is no Python script cannot be simulated, as Echo looks into Python")
+        raise UsageError("--no-python: only Python scripts can be simulated, as Echo watches them from inside")
     if script is None:
         raise UsageError("no script given: echo-launch --simulate [options] train.py [arguments of the script]")
     _check_script(script, options.module)
@@ -83,9 +83,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
     )
 
 
-def split_at_script(
-    parser: argparse.ArgumentParser, argv: Sequence[str]
-) -> tuple[list[str], str | None, list[str]]:
+def split_at_script(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
     """(launcher's arguments, script, script's arguments): the script is the first word that belongs to no option.
 
     argparse alone would look for its own options behind the script too, and for abbreviations of them.
@@ -109,7 +107,7 @@ def _head(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def parse_ranks(text: str, world_size: int) -> tuple[int, ...] | None:
-    """"auto" gives None, "all" every rank; else ranks and ranges: "0,5,95", "0-7", "0-88:8"."""
+    """ "auto" gives None, "all" every rank; else ranks and ranges: "0,5,95", "0-7", "0-88:8"."""
     if text == "auto":
         return None
     if text == "all":
@@ -119,8 +117,10 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...] | None:
         span, _, stride = part.strip().partition(":")
         first, dash, last = span.partition("-")
         numbers = [first, *([last] if dash else []), *([stride] if ":" in part else [])]
-        if not all(n.isascii() and n.isdigit() for n in numbers) or (":" in part and (not dash or int(stride) < 1)):
-            raise UsageError(f"--trace-ranks {text}: {part!r} is no rank; give auto, all or a list such as 0,5,8-15,0-88:8")
+        if not all(n.isascii() and n.isdigit() and len(n) <= MAX_DIGITS for n in numbers) or (
+            ":" in part and (not dash or int(stride) < 1)
+        ):
+            raise UsageError(f"--trace-ranks {text}: {part!r} is no rank; give auto, all or a list: 0,5,8-15,0-88:8")
         low, high = int(first), int(last) if dash else int(first)
         if low > high or high >= world_size:
             raise UsageError(f"--trace-ranks {text}: {part!r} is outside the ranks 0 to {world_size - 1}")
@@ -246,7 +246,7 @@ def _whole(name: str, text: str | None, least: int) -> int | None:
     if text is None:
         return None
     digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit()) or int(text) < least:
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS) or int(text) < least:
         raise UsageError(f"{name} {text}: a whole number from {least} is needed")
     return int(text)
 

@@ -14,7 +14,7 @@ from echo_hooks.compose.roles import (
     rank_axes,
     rank_classes,
 )
-from echo_hooks.compose.symmetry import Axis, Tree, open_questions, spot_checks
+from echo_hooks.compose.symmetry import Axis, Tree, gaps, open_questions, spot_checks
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.groups import GroupTable
 from echo_hooks.graph.problems import rank_ranges
@@ -64,13 +64,13 @@ class Schedule:
     def unsettled(self, facts: Mapping[int, RankFacts], groups: GroupTable) -> list[str]:
         """What stays assumed although a difference was found nearby; one sentence each, for manifest and report."""
         view = self._view(facts, groups)
-        open_ranks = [rank for tree in view.trees if tree is not None for rank, _ in open_questions(tree, view.axes)]
+        open_ranks = [rank for tree in view.trees if tree is not None for rank, _ in gaps(tree)]
         open_ranks += [rank for rank, _ in _across(view)]
         if not open_ranks:
             return []
         return [
             f"programs differ between ranks of one class, and it was not settled how ranks such as "
-            f"{rank_ranges(open_ranks)} behave: --trace-ranks all (or a list with them) would tell"
+            f"{rank_ranges(sorted(set(open_ranks))[:8])} behave: --trace-ranks all (or a list with them) would tell"
         ]
 
     # ---- how ----
@@ -91,12 +91,10 @@ class Schedule:
         lost = [c for c in missing if wanted.isdisjoint(c.ranks)]
         if lost:
             raise UsageError(
-                f"--trace-ranks leaves out rank(s) {rank_ranges(r for c in lost for r in c.ranks)}, which no listed rank "
-                f"can stand for (other groups, or other places in them): add {rank_ranges(c.ranks[0] for c in lost)}"
+                f"--trace-ranks: no listed rank can stand for {rank_ranges(r for c in lost for r in c.ranks)} (other "
+                f"groups, or other places in them): add {rank_ranges(c.ranks[0] for c in lost)}"
             )
-        heads = sorted(
-            ((c, min(wanted & set(c.ranks))) for c in missing), key=lambda item: (item[0].places, item[1])
-        )
+        heads = sorted(((c, min(wanted & set(c.ranks))) for c in missing), key=lambda item: (item[0].places, item[1]))
         if heads:
             return Wave(tuple((rank, "asked for (--trace-ranks)") for _, rank in heads), in_order=view.hands_on)
         rest = sorted(wanted - set(facts))
@@ -110,23 +108,25 @@ class Schedule:
         return max(rank_class.ranks, key=lambda rank: (view.roots.get(rank, 0), -rank))
 
     def _checks(self, facts: Mapping[int, RankFacts], view: _View) -> list[tuple[int, str]]:
-        """Ranks worth tracing beyond one of each class, most telling first."""
-        last = self.world_size - 1
-        checks = [(rank, why) for rank, why in _donors(facts) if rank not in facts]
+        """Ranks worth tracing beyond one of each class: answers to what is open, before new questions are asked."""
+        settle = [(rank, why) for rank, why in _donors(facts) if rank not in facts and rank < self.world_size]
         for tree in view.trees:
             if tree is not None:
-                checks += open_questions(tree, view.axes)[:2]
-        if not checks:
-            checks += _across(view)
-        if not checks:
-            if last not in facts:
-                checks.append((last, "last rank"))
-            # The first and the last class speak for those between them: what differs there is looked for in all.
-            for rank_class in view.classes:
-                if rank_class.ranks[0] == 0 or rank_class.ranks[-1] == last:
-                    known = [rank for rank in rank_class.ranks if rank in facts or rank == last]
-                    checks += spot_checks(rank_class.ranks, known, view.axes)
-        return list({rank: (rank, why) for rank, why in reversed(checks)}.values())[::-1]
+                settle += open_questions(tree)[:2]
+        # The first and the last class speak for those between them: what differs there is then looked for in all.
+        ends = [c for c in view.classes if c.ranks[0] == 0 or c.ranks[-1] == self.world_size - 1]
+        for checks in (settle, _across(view), *(self._spot_checks(c, facts, view) for c in ends)):
+            if checks:
+                return [(rank, why) for i, (rank, why) in enumerate(checks) if rank not in [r for r, _ in checks[:i]]]
+        return []
+
+    @staticmethod
+    def _spot_checks(rank_class: RankClass, facts: Mapping[int, RankFacts], view: _View) -> list[tuple[int, str]]:
+        """The last rank of the class, which is the last on most axes, then what single axes still lack."""
+        ranks = rank_class.ranks
+        checks = [] if ranks[-1] in facts else [(ranks[-1], "last rank of its class")]
+        known = [rank for rank in ranks if rank in facts or rank == ranks[-1]]
+        return checks + spot_checks(ranks, known, view.axes)
 
 
 @dataclass(frozen=True)

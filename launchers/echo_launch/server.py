@@ -109,7 +109,7 @@ class _Server:
     # ---- children ----
 
     def _fork(self, tracer: Any, settings: dict[str, Any], rank: int) -> None:
-        result = tempfile.TemporaryFile()
+        result = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the child has ended)
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from echo_launch import sim_models, sim_run
-
 from echo_hooks.errors import EchoError
+from echo_hooks.network.nccl_tables import DEFAULT_VERSION
+from echo_launch import sim_models, sim_run
 
 _DESCRIPTION = """Ask a traced run (a directory that echo-launch --simulate left) for its report, timeline and memory,
 compose it for another cluster, or ask the hardware and network models by themselves."""
@@ -117,6 +117,7 @@ def _add_model_commands(commands) -> None:
         metavar="SIZE",
         help="payload per rank, as nccl-tests counts it: the larger of the send and receive buffers; such as 1MiB",
     )
+    network.add_argument("--nccl-version", default=DEFAULT_VERSION, metavar="X.Y.Z", help="default: %(default)s")
     network.add_argument("--dtype", default="bfloat16", metavar="DTYPE", help="element type (default: %(default)s)")
     network.add_argument("--json", action="store_true", help="print JSON instead of text")
 

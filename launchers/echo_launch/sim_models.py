@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ from typing import Any
 from rich.console import Console
 
 from echo_hooks.errors import UsageError
+from echo_hooks.graph.problems import parse_rank_ranges
 from echo_hooks.hardware.accelerator import accelerator_names, load_accelerator
 from echo_hooks.hardware.cluster import Cluster, cluster_names, describe_cluster, load_cluster
 from echo_hooks.hardware.units import parse_quantity
-from echo_hooks.report.activity import bus_factor
-from echo_hooks.report.quantities import bytes_text, decimal_text, duration_text
-from echo_hooks.report.text import heading, line
-
-_P2P = ("send", "recv")
+from echo_hooks.network.describe import describe
+from echo_hooks.network.model import CommunicationModel
+from echo_hooks.report.quantities import bytes_text, decimal_text, duration_text, percent_text
+from echo_hooks.report.text import heading, line, row, show, table
 
 
 def list_hardware(arguments: argparse.Namespace) -> int:
@@ -64,72 +64,48 @@ def check_hardware(arguments: argparse.Namespace) -> int:
 
 
 def network(arguments: argparse.Namespace) -> int:
-    from echo_hooks.network.model import CommunicationModel
-
     cluster = load_cluster(arguments.cluster)
-    ranks = parse_ranks(arguments.ranks, cluster.world_size)
+    try:
+        ranks = parse_rank_ranges(arguments.ranks)
+    except ValueError as error:
+        raise UsageError(f"--ranks {arguments.ranks}: {error}") from None
+    if max(ranks) >= cluster.world_size:
+        raise UsageError(f"--ranks {arguments.ranks}: {cluster.name} has ranks 0 to {cluster.world_size - 1}")
     size = int(parse_quantity(arguments.bytes, "bytes"))
-    model = CommunicationModel(cluster)
-    if arguments.collective in _P2P:
-        if len(ranks) != 2:
-            raise UsageError(f"--ranks {arguments.ranks}: a {arguments.collective} has two ranks, not {len(ranks)}")
-        cost = model.point_to_point(ranks[0], ranks[1], size, group_size=2)
-    else:
-        cost = model.collective(arguments.collective, ranks, size, arguments.dtype)
-    answer = {
-        "cluster": cluster.name,
-        "collective": arguments.collective,
-        "ranks": list(ranks),
-        "bytes": size,
-        "dtype": arguments.dtype,
-        "duration_us": cost.duration_us,
-        "latency_us": cost.latency_us,
-        "algbw_bytes_per_s": _bandwidth(size, cost.duration_us, 1.0),
-        "busbw_bytes_per_s": _bandwidth(size, cost.duration_us, bus_factor(arguments.collective, len(ranks))),
-        "algorithm": cost.algorithm,
-        "protocol": cost.protocol,
-        "channels": cost.channels,
-        "evidence": cost.evidence,
-    }
+    model = CommunicationModel(cluster, nccl_version=arguments.nccl_version, environment=nccl_variables())
+    answer = describe(model, arguments.collective, ranks, size, dtype=arguments.dtype)
     if arguments.json:
-        print(json.dumps(answer, indent=1, allow_nan=False))
+        print(json.dumps({"cluster": cluster.name, **answer}, indent=1, allow_nan=False))
     else:
         _print_cost(answer, cluster, Console())
     return 0
 
 
-def _bandwidth(size: int, duration_us: float, factor: float | None) -> float | None:
-    return size * factor / (duration_us * 1e-6) if factor and duration_us > 0 else None
+def nccl_variables() -> dict[str, str]:
+    """The NCCL_* variables of this shell: they steer NCCL's choices here as they do in the job."""
+    return {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
 
 
 def _print_cost(answer: dict[str, Any], cluster: Cluster, console: Console) -> None:
-    nodes = {rank // cluster.accelerators_per_node for rank in answer["ranks"]}
-    line(console, f"{answer['collective']} of {bytes_text(answer['bytes'])} over {len(answer['ranks'])} ranks on")
-    line(console, f"  {len(nodes)} node{'s' if len(nodes) > 1 else ''} of {answer['cluster']}")
-    line(console, f"time      {duration_text(answer['duration_us'] / 1e3)}  ({answer['evidence']})")
-    line(console, f"latency   {duration_text(answer['latency_us'] / 1e3)} of it")
-    for name in ("algbw", "busbw"):
-        value = answer[f"{name}_bytes_per_s"]
-        line(console, f"{name}     {'-' if value is None else decimal_text(value, 'B/s')}")
-    line(console, f"by        {answer['algorithm']}, {answer['protocol']}, {answer['channels']} channels")
-
-
-def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
-    """ "0-2,5" gives (0, 1, 2, 5) and "0-88:8" every eighth; UsageError for what is no such list below world_size."""
-    ranks: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?\s*", part, re.ASCII)
-        if found is None:
-            raise UsageError(f'--ranks {text}: {part!r} should be a rank, "FIRST-LAST" or "FIRST-LAST:STRIDE"')
-        first, last, stride = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
-        if last < first or stride < 1:
-            raise UsageError(f"--ranks {text}: {part!r} is empty")
-        if last >= world_size:
-            raise UsageError(f"--ranks {text}: the cluster has ranks 0 to {world_size - 1}")
-        ranks += range(first, last + 1, stride)
-    if len(set(ranks)) < len(ranks):
-        raise UsageError(f"--ranks {text}: a rank is named twice")
-    return tuple(ranks)
+    placement, count = answer["placement"], len(answer["ranks"])
+    line(console, f"{answer['collective']} of {bytes_text(answer['bytes'])} ({answer['dtype']}), {count} ranks on")
+    line(console, f"{placement['nodes']} node{'s' if placement['nodes'] != 1 else ''} of {cluster.name}")
+    rows = table("", "", left=2)
+    rows.show_header = False
+    by = f"{answer['algorithm']}, {answer['protocol']}, {answer['channels']} channels"
+    row(rows, "time", f"{duration_text(answer['duration_us'] / 1e3)} ({answer['evidence']})")
+    row(rows, "of it latency", duration_text(answer["latency_us"] / 1e3))
+    row(rows, "algbw", decimal_text(answer["algorithm_bandwidth_gb_per_s"] * 1e9, "B/s"))
+    row(rows, "busbw", decimal_text(answer["bus_bandwidth_gb_per_s"] * 1e9, "B/s"))
+    row(rows, "by", f"{by} (NCCL {answer['nccl_version']})")
+    show(console, rows)
+    if answer["resources"]:
+        heading(console, f"fullest links ({len(answer['resources'])} of {answer['resources_in_all']})")
+        links = table("link", "moves", "capacity", "busy")
+        for link in answer["resources"]:
+            capacity = decimal_text(link["capacity_gb_per_s"] * 1e9, "B/s")
+            row(links, link["name"], bytes_text(link["bytes"]), capacity, percent_text(link["busy_share"]))
+        show(console, links)
 
 
 def _describe(name: str) -> dict[str, Any]:

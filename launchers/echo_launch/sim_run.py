@@ -11,23 +11,22 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from echo_hooks.errors import UsageError
+from echo_hooks.graph.problems import BROKEN_PLAN
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import Run, atomic_write, read_run
 from echo_hooks.hardware.cluster import load_cluster
 from echo_hooks.report.comparison import compare as compare_with
 from echo_hooks.report.comparison import print_comparison, read_measured
-from echo_hooks.report.files import PERFETTO_FILE, REPORT_FILE, write_files
+from echo_hooks.report.files import write_files
 from echo_hooks.report.memory import print_memory
 from echo_hooks.report.perfetto import write_perfetto
 from echo_hooks.report.quantities import bytes_text, duration_text, percent_text
-from echo_hooks.report.report import Report, read_report
+from echo_hooks.report.report import PERFETTO_FILE, REPORT_FILE, Report, read_report
 from echo_hooks.report.terminal import print_report
 from echo_hooks.report.text import line, row, show, table
 
 if TYPE_CHECKING:
     from echo_hooks.analysis import Analysis
-
-FATAL = ("hang", "mismatch", "out_of_memory", "layout")
 
 
 def report(arguments: argparse.Namespace) -> int:
@@ -92,7 +91,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def exit_status(report: Report) -> int:
     """3 when the report says that the plan does not work."""
-    return 3 if any(problem["kind"] in FATAL for problem in report.problems) else 0
+    return 3 if any(problem["kind"] in BROKEN_PLAN for problem in report.problems) else 0
 
 
 def _report_of(directory: Path) -> Report:
@@ -144,5 +143,6 @@ def _print_side_by_side(reports: list[Report], console: Console) -> None:
     show(console, cells)
     line(console, "simulated; compute and exposed communication are those of the critical rank, memory of the fullest")
     for r in reports:
-        for problem in r.problems:
-            line(console, f"{r.cluster['name']}: {problem['kind']}: {problem['message']}")
+        for problem in r.problems[:1]:
+            more = f" (and {len(r.problems) - 1} more)" if len(r.problems) > 1 else ""
+            line(console, f"{r.cluster['name']}: {problem['kind']}: {problem['message']}{more}")

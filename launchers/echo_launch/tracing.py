@@ -1,4 +1,4 @@
-"""Carries a schedule out: traces waves of ranks, keeps what is learnt of each, repeats a rank whose donor came later."""
+"""Carries a schedule out: traces waves of ranks, keeps what is learnt, repeats a rank whose donor came later."""
 
 from __future__ import annotations
 
@@ -109,7 +109,9 @@ class _Tracing:
     def _was_early(self, rank: int) -> bool:
         started = self._started[rank]
         return any(
-            other != rank and self._ended.get(other, self._clock + 1) > started and self._started[other] < self._ended[rank]
+            other != rank
+            and self._ended.get(other, self._clock + 1) > started
+            and self._started[other] < self._ended[rank]
             for other in self._started
         )
 

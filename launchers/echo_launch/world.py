@@ -12,6 +12,10 @@ from echo_hooks.errors import UsageError
 
 DEFAULT_ACCELERATOR = "h100-sxm"
 DEFAULT_PER_NODE = 8
+MAX_RANKS = 1_000_000
+"""More ranks than any job has: beyond it a number is a typing error, and tables of all ranks would fill the memory."""
+MAX_DIGITS = 18
+"""Digits of a whole number on the command line: what fits in 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ def resolve_world(
     if not sizes:
         raise UsageError("how many ranks? give --world-size N, or --nnodes and --nproc-per-node, or --cluster")
     size = _agreed("ranks", sizes)
+    if size > MAX_RANKS:
+        raise UsageError(f"{sizes[0][0]} means {size} ranks: at most {MAX_RANKS} are simulated")
     local = [(f"{per_node_name} {per_node}", per_node)] if per_node is not None else []
     if described is not None:
         local.append((f"--cluster {cluster}", described.per_node))
@@ -85,7 +91,7 @@ def _agreed(what: str, sources: list[tuple[str, int]]) -> int:
     for other in sources[1:]:
         if other[1] != first[1]:
             raise UsageError(
-                f"{first[0]} means {first[1]} {what}, but {other[0]} means {other[1]}: change or leave out one of them"
+                f"{first[0]} means {first[1]} {what}, but {other[0]} means {other[1]} {what}: change or leave out one"
             )
     return first[1]
 
@@ -98,7 +104,7 @@ def _flag_or_variable(flag: str, value: str | None, environment: Mapping[str, st
 
 
 def _number(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) >= 1):
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and int(text) >= 1):
         raise UsageError(f"{name} is {text!r}: a whole number from 1 is needed")
     return int(text)
 

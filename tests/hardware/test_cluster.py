@@ -104,7 +104,9 @@ def test_a_cluster_file_may_name_an_accelerator_file_beside_it(tmp_path):
     assert cluster.accelerator.scaleup_bandwidth_bytes_per_s == 300e9
 
 
-@pytest.mark.parametrize("text", ["h800", "h800:12", "h800:0x8", "h800:12x", "h800:99999x99999", ":1x8", "h800:-1x8", ""])
+@pytest.mark.parametrize(
+    "text", ["h800", "h800:12", "h800:0x8", "h800:12x", "h800:99999x99999", ":1x8", "h800:-1x8", ""]
+)
 def test_malformed_specs(text):
     with pytest.raises(UsageError) as error:
         load_cluster(text)
@@ -119,7 +121,11 @@ def test_unknown_preset_suggests_the_nearest():
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('nic_bandwidth = { value = "400 Gb/s", direction', 'nic_bandwidth = { value = "400", direction', "nic_bandwidth"),
+        (
+            'nic_bandwidth = { value = "400 Gb/s", direction',
+            'nic_bandwidth = { value = "400", direction',
+            "nic_bandwidth",
+        ),
         ('"400 Gb/s", direction = "one way"', '"400 Gb/s"', "direction"),
         ('scale_up = "switch"', 'scale_up = "torus"', "switch, mesh"),
         ("multicast = true", "multicast = 1", "true or false"),
@@ -128,7 +134,11 @@ def test_unknown_preset_suggests_the_nearest():
         ("nodes = 64\n", "", "nodes"),
         ("rails = false", "rails = false\nrail = 1", "unknown key"),
         ("value = 2, source", "value = 0.5, source", "number from 1"),
-        ("[fabric.levels.pod]\nnodes = { value = 64", "[fabric.levels.pod]\nnodes = { value = 24", "multiple of the 16"),
+        (
+            "[fabric.levels.pod]\nnodes = { value = 64",
+            "[fabric.levels.pod]\nnodes = { value = 24",
+            "multiple of the 16",
+        ),
         ('accelerator = "h100-sxm"', 'accelerator = "h100-sxn"', "h100-sxm"),
         ("format = 1", "format = 2", "format"),
         ("nics = { value = 4, source", "nics = { value = 4.5, source", "whole number"),

@@ -5,6 +5,18 @@ from __future__ import annotations
 import contextlib
 
 import torch
+from torch.overrides import TorchFunctionMode
+
+
+class CpuForCuda(TorchFunctionMode):
+    """``device="cuda"`` means the CPU."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == "cuda":
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
 
 
 class _Stream:
@@ -31,6 +43,10 @@ def install() -> None:
     cuda.manual_seed = torch.manual_seed
     cuda.get_rng_state = lambda *a, **k: torch.get_rng_state()
     cuda.set_rng_state = lambda state, *a, **k: torch.set_rng_state(state)
+    cuda.random.get_rng_state, cuda.random.set_rng_state = cuda.get_rng_state, cuda.set_rng_state
+    cuda._lazy_init, cuda._lazy_call = lambda: None, lambda call, **k: call()
+    cuda.device = lambda *a, **k: contextlib.nullcontext()
+    torch._C._cuda_setRNGState = torch.set_rng_state
     cuda.synchronize = lambda *a, **k: None
     cuda.Stream = _Stream
     cuda.Event = _Stream
@@ -41,7 +57,12 @@ def install() -> None:
     for name, dtype in (("FloatTensor", torch.float32), ("HalfTensor", torch.float16),
                         ("BFloat16Tensor", torch.bfloat16)):  # fmt: skip
         setattr(cuda, name, _typed(name, dtype))
+    named = torch.Tensor.type
+    torch.Tensor.type = lambda self, dtype=None, **k: (
+        "torch.cuda." + named(self).rsplit(".", 1)[1] if dtype is None else named(self, dtype, **k)
+    )
     torch.Tensor.cuda = lambda self, *a, **k: self
+    CpuForCuda().__enter__()  # for the rest of the process
 
 
 def _typed(name: str, dtype: torch.dtype) -> type:

@@ -7,14 +7,14 @@ The truth of the real side is C++'s own: the flight recorder inside ProcessGroup
 Python hook can miss or disturb. It leaves out send and recv and shows a reduce-scatter as the all-reduce by which gloo
 makes it, so those three are logged where Python enters the process group.
 
-A case: {"name", "world", "script", "argv", "ports": [one per case]}. Output: one JSON file per (case, rank):
-{"collectives": {group ranks: [[kind, bytes, dtype], ...]}, "messages": {...: [[kind, peer, bytes, dtype], ...]},
-"reduce_scatters": {...: [bytes, ...]}}.
+A case: {"name", "world", "script", "argv"}. Output: one JSON file per (case, rank):
+{"collectives": {group ranks: [[kind, bytes, dtype], ...]}, "messages": {...: [[kind, peer, bytes, dtype], ...]}}.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
           "Int": "int32", "Byte": "uint8", "Bool": "bool", "Char": "int8", "Short": "int16"}  # fmt: skip
@@ -39,9 +40,9 @@ DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16"
 
 def script(case: dict) -> None:
     """The example as ``__main__``, left with its process group alive."""
-    path = EXAMPLES / case["script"]
+    path = next(d / case["script"] for d in (EXAMPLES, SCRIPTS) if (d / case["script"]).exists())
     saved = sys.argv, sys.path[0], dist.destroy_process_group
-    sys.argv, sys.path[0] = [str(path), *case["argv"]], str(EXAMPLES)
+    sys.argv, sys.path[0] = [str(path), *case["argv"]], str(path.parent)
     dist.destroy_process_group = lambda *a, **k: None
     try:
         runpy.run_path(str(path), run_name="__main__")
@@ -49,63 +50,101 @@ def script(case: dict) -> None:
         sys.argv, sys.path[0], dist.destroy_process_group = saved
 
 
-def forget_frameworks() -> None:
-    """Module-level state that a second run in one process would trip over."""
-    mpu = sys.modules.get("megatron.core.parallel_state")
-    if mpu is not None:
-        mpu.destroy_model_parallel()
-    comm = sys.modules.get("deepspeed.comm.comm")
-    if comm is not None:
-        comm.cdb = None
+def in_a_fork(work: Callable[[], None], what: str) -> None:
+    """Run ``work`` in a process of its own: torch and the frameworks keep state, and a job would be a new process."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    _, status = os.waitpid(child, 0)
+    if status:
+        raise RuntimeError(f"{what} failed")
 
 
 # ---- the real side ----
 
 
 class PythonEntries:
-    """Sends, receives and reduce-scatters, logged at ProcessGroup's own methods."""
+    """Sends, receives and reduce-scatters, noted where Python calls the process group or the functional op.
 
-    RECEIVED = {"send": "send", "recv": "recv", "recv_anysource": "recv"}
-    SCATTERED = ("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "reduce_scatter_single",
-                 "reduce_scatter_single_coalesced")  # fmt: skip
+    ``spans``: for each reduce-scatter the flight recorder's entries [first, last) that gloo made for it.
+    """
+
+    MESSAGES = {"send": "send", "recv": "recv", "recv_anysource": "recv"}
+    SCATTERS = ("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "reduce_scatter_single",
+                "reduce_scatter_single_coalesced")  # fmt: skip
 
     def __init__(self) -> None:
         self.messages: dict[str, list] = {}
-        self.reduce_scatters: dict[str, list] = {}
-        for name, kind in self.RECEIVED.items():
-            self._wrap(name, lambda group, args, kind=kind: self._message(group, kind, args))
-        for name in self.SCATTERED:
+        self.spans: list[tuple[int, int, str, list]] = []
+        for name, kind in self.MESSAGES.items():
+            self._wrap_message(name, kind)
+        for name in self.SCATTERS:
             if hasattr(dist.ProcessGroup, name):
-                self._wrap(name, self._scattered)
+                original = getattr(dist.ProcessGroup, name)
+                setattr(dist.ProcessGroup, name, self._scatter(original, lambda args: (args[0], args[2])))
+        functional = torch.ops._c10d_functional
+        for name in ("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"):
+            original = getattr(functional, name)
+            setattr(functional, name, self._scatter(original, lambda a: (c10d._resolve_process_group(a[-1]), a[0])))
 
-    def _wrap(self, name: str, note: Callable) -> None:
+    def _wrap_message(self, name: str, kind: str) -> None:
         original = getattr(dist.ProcessGroup, name)
 
-        def wrapped(group, *args, **kwargs):
-            note(group, args)
-            return original(group, *args, **kwargs)
+        def wrapped(group, tensors, peer, *args, **kwargs):
+            ranks = sorted(c10d._world.pg_group_ranks[group])
+            entry = [kind, ranks[int(peer)], _bytes(tensors), _dtype(tensors)]
+            self.messages.setdefault(_key(ranks), []).append(entry)
+            return original(group, tensors, peer, *args, **kwargs)
 
         setattr(dist.ProcessGroup, name, wrapped)
 
-    def _message(self, group, kind: str, args) -> None:
-        tensor, peer = args[0][0], int(args[1])
-        ranks = sorted(c10d._world.pg_group_ranks[group])
-        entry = [kind, ranks[peer], tensor.numel() * tensor.element_size(), str(tensor.dtype).removeprefix("torch.")]
-        self.messages.setdefault(_key(ranks), []).append(entry)
+    def _scatter(self, original: Callable, group_and_inputs: Callable) -> Callable:
+        def wrapped(*args, **kwargs):
+            group, inputs = group_and_inputs(args)
+            first = len(flight_recorder())
+            result = original(*args, **kwargs)
+            key = _key(sorted(c10d._world.pg_group_ranks[group]))
+            call = ["reduce_scatter", _bytes(inputs), _dtype(inputs)]
+            self.spans.append((first, len(flight_recorder()), key, call))
+            return result
 
-    def _scattered(self, group, args) -> None:
-        inputs = args[1]
-        while isinstance(inputs, list) and isinstance(inputs[0], list):
-            inputs = inputs[0]
-        inputs = inputs if isinstance(inputs, list) else [inputs]
-        ranks = sorted(c10d._world.pg_group_ranks[group])
-        size = sum(t.numel() * t.element_size() for t in inputs)
-        self.reduce_scatters.setdefault(_key(ranks), []).append(size)
+        return wrapped
 
-    def take(self) -> tuple[dict, dict]:
-        taken = self.messages, self.reduce_scatters
-        self.messages, self.reduce_scatters = {}, {}
-        return taken
+    def collectives(self, entries: list[dict], groups: dict[str, list[int]]) -> dict[str, list]:
+        """By group, in order, with one reduce_scatter in place of the all-reduces that gloo makes of it."""
+        result: dict[str, list] = {}
+        spans = {first: (last, key, call) for first, last, key, call in self.spans}
+        i = 0
+        while i < len(entries):
+            if i in spans:
+                i, key, call = spans[i]
+                result.setdefault(key, []).append(call)
+                continue
+            ranks = groups[entries[i]["process_group"][0]]
+            result.setdefault(_key(ranks), []).append(collective(entries[i], len(ranks)))
+            i += 1
+        return result
+
+
+def _tensors(nested) -> list[torch.Tensor]:
+    return [nested] if isinstance(nested, torch.Tensor) else [t for item in nested for t in _tensors(item)]
+
+
+def _bytes(tensors) -> int:
+    return sum(t.numel() * t.element_size() for t in _tensors(tensors))
+
+
+def _dtype(tensors) -> str:
+    return str(_tensors(tensors)[0].dtype).removeprefix("torch.")
 
 
 def _key(ranks) -> str:
@@ -131,35 +170,40 @@ def collective(entry: dict, size: int) -> list:
     sent = _entry_bytes(entry["input_sizes"], entry["input_dtypes"])
     got = _entry_bytes(entry["output_sizes"], entry["output_dtypes"])
     total = max(sent, got)
-    if kind == "gather" and not got:
-        total = sent * size
+    if kind in ("gather", "all_gather"):  # of a coalesced all-gather only the first output is listed
+        total = max(got, sent * size)
     if kind == "scatter" and not sent:
         total = got * size
     dtypes = entry["input_dtypes"] or entry["output_dtypes"]
     return [kind, total, DTYPES[dtypes[0]] if dtypes else ""]
 
 
-def run_real(cases: list[dict], rank: int, out: Path) -> None:
+@contextlib.contextmanager
+def file_store(path: Path, rank: int, world: int):
+    """Rendezvous through a file: ports may be taken at any time by gloo's own connections."""
+    original = dist.init_process_group
+    dist.init_process_group = lambda backend=None, *a, **k: original(
+        backend, store=dist.FileStore(str(path), world), rank=rank, world_size=world
+    )
+    try:
+        yield
+    finally:
+        dist.init_process_group = original
+
+
+def real_rank(case: dict, rank: int, out: Path) -> None:
+    world = case["world"]
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")  # read by DeepSpeed, not used
     python = PythonEntries()
-    seen = 0
-    for case in cases:
-        os.environ.update(
-            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(case["world"]), LOCAL_WORLD_SIZE=str(case["world"]),
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(case["port"]),
-        )  # fmt: skip
+    with file_store(out / f"{case['name']}.store", rank, world):
         script(case)
-        groups = {name: sorted(c10d._world.pg_group_ranks[pg]) for pg, name in c10d._world.pg_names.items()}
-        dist.barrier()
-        entries = flight_recorder()
-        collectives: dict[str, list] = {}
-        for entry in entries[seen:-1]:  # without our own barrier
-            ranks = groups[entry["process_group"][0]]
-            collectives.setdefault(_key(ranks), []).append(collective(entry, len(ranks)))
-        seen = len(entries)
-        messages, scatters = python.take()
-        write(out, case, rank, dict(collectives=collectives, messages=messages, reduce_scatters=scatters))
-        forget_frameworks()
-        dist.destroy_process_group()
+    groups = {name: sorted(c10d._world.pg_group_ranks[pg]) for pg, name in c10d._world.pg_names.items()}
+    dist.barrier()
+    entries = flight_recorder()[:-1]  # without our own barrier
+    content = dict(collectives=python.collectives(entries, groups), messages=python.messages)
+    write(out, case, rank, content)
+    dist.destroy_process_group()
 
 
 # ---- the virtual side ----
@@ -185,25 +229,13 @@ def virtual_rank_on_real_tensors(case: dict, rank: int, payloads: Path) -> Any:
     return recorder
 
 
-def run_virtual(cases: list[dict], out: Path, runner: Callable[[dict, int, Path], Any]) -> None:
-    """Every rank in a fork of its own: torch and the frameworks keep state per process, as a real job does."""
-    for case in cases:
-        with tempfile.TemporaryDirectory() as payloads:
-            for rank in range(case["world"]):
-                child = os.fork()
-                if child == 0:
-                    status = 1
-                    try:
-                        write(out, case, rank, recorded(runner(case, rank, Path(payloads))))
-                        status = 0
-                    except BaseException:
-                        traceback.print_exc()
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                    os._exit(status)
-                _, status = os.waitpid(child, 0)
-                if status:
-                    raise RuntimeError(f"virtual rank {rank} of {case['name']} failed")
+def virtual_ranks(case: dict, out: Path, runner: Callable[[dict, int, Path], Any]) -> None:
+    with tempfile.TemporaryDirectory() as payloads:
+        for rank in range(case["world"]):
+            in_a_fork(
+                lambda rank=rank: write(out, case, rank, recorded(runner(case, rank, Path(payloads)))),
+                f"virtual rank {rank} of {case['name']}",
+            )
 
 
 def recorded(recorder) -> dict:
@@ -211,7 +243,7 @@ def recorded(recorder) -> dict:
     from echo_hooks.graph.program import Kind
 
     program = recorder.program.program()
-    result: dict[str, dict] = dict(collectives={}, messages={}, reduce_scatters={})
+    result: dict[str, dict] = dict(collectives={}, messages={})
     for i in range(len(program)):
         kind = program.kind[i]
         if kind not in (Kind.COLLECTIVE, Kind.SEND, Kind.RECV):
@@ -222,9 +254,6 @@ def recorded(recorder) -> dict:
         if kind != Kind.COLLECTIVE:
             result["messages"].setdefault(key, []).append([name, int(program.peer[i]), size, dtype])
             continue
-        if name == "reduce_scatter":
-            result["reduce_scatters"].setdefault(key, []).append(size)
-            name = "all_reduce"
         result["collectives"].setdefault(key, []).append([name, size, dtype])
     return result
 
@@ -243,17 +272,25 @@ def main() -> None:
     a = parser.parse_args()
     torch.set_num_threads(1)
     cases = json.loads(a.cases.read_text())
-    if any(case.get("cuda_stand_ins") for case in cases):
+    preload(cases)
+    module, function = a.runner.split(":")
+    for case in cases:
+        if a.side == "real":
+            in_a_fork(lambda case=case: real_rank(case, a.rank, a.out), f"real rank {a.rank} of {case['name']}")
+        else:
+            virtual_ranks(case, a.out, getattr(importlib.import_module(module), function))
+
+
+def preload(cases: list[dict]) -> None:
+    """Import once, before the forks, what most cases need."""
+    names = ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining"]
+    if any(case["cuda_stand_ins"] for case in cases):
         cuda_stand_ins.install()
-    if a.side == "real":
-        run_real(cases, a.rank, a.out)
-    else:
-        for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining"):
-            importlib.import_module(name)  # once, before the forks
-        if any(case["script"] == "train_mcore.py" for case in cases):
-            importlib.import_module("megatron.core.models.gpt")
-        module, function = a.runner.split(":")
-        run_virtual(cases, a.out, getattr(importlib.import_module(module), function))
+        names.append("megatron.core.models.gpt")
+    if any("deepspeed" in case["script"] for case in cases):
+        names.append("torch._inductor.compile_fx")  # imported from within DeepSpeed it fails on torch 2.13
+    for name in names:
+        importlib.import_module(name)
 
 
 if __name__ == "__main__":

@@ -513,6 +513,8 @@ def _run_stream(
         t = max(s.clock[agent], s.issue[instance])
         if action == RECORD:
             end = t
+        elif action == RUN and not x.overlaps:  # nothing changes a kernel's rate: its end is known before its time
+            end = t + p.run_us[record0 + record] * k.scale[c]
         elif action == WAIT:
             end = _latest(p, k, s, c, copy, record, t)
             if end != end:

@@ -12,9 +12,10 @@ from echo_hooks.compose.check import check
 from echo_hooks.compose.costs import Costs, Network
 from echo_hooks.compose.interference import Overlap
 from echo_hooks.compose.programs import role_program
-from echo_hooks.compose.result import Breakdown, Composition, CriticalPath, Timeline
+from echo_hooks.compose.result import Band, Breakdown, Composition, CriticalPath, Timeline
 from echo_hooks.compose.simulation import simulate
 from echo_hooks.compose.timelines import measure
+from echo_hooks.compose.variability import Variability, band
 from echo_hooks.compose.world import build_world
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.groups import GroupTable
@@ -22,7 +23,10 @@ from echo_hooks.graph.problems import Problem
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import RankTrace
 
-__all__ = ["Breakdown", "Composition", "CriticalPath", "Timeline", "check", "compose"]
+SHARED_LINKS_RANKS = 16384
+"""Beyond it the loads of every pair of ranks would take longer to list than the plan to simulate."""
+
+__all__ = ["Band", "Breakdown", "Composition", "CriticalPath", "Timeline", "Variability", "check", "compose"]
 
 
 def compose(
@@ -39,13 +43,15 @@ def compose(
     slow_ranks: Mapping[int, float] | None = None,
     overlap: Overlap | None = None,
     share_links: bool = True,
+    variability: Variability | None = None,
 ) -> Composition:
     """Simulate ``repeat`` copies of every rank's program back to back and measure the last.
 
     ``traces``: by traced rank, durations filled. ``host_launch_us``: host time of a kernel launch that the trace could
     not see. ``folded=False`` simulates every rank by itself; the times are the same. ``slow_ranks``: factor on the
     kernel times of a rank (1.1: ten percent slower). ``overlap``: how much kernels and communication slow each other
-    down. ``share_links``: operations that load one link of the network share it max-min fairly.
+    down. ``share_links``: operations that load one link of the network share it max-min fairly (up to
+    SHARED_LINKS_RANKS ranks). ``variability``: how to find the band of the step time; None for no band.
 
     Step time. A copy is complete on a rank when its host has come to the end and its streams have run dry of the
     copy's work. With d(k) the completion of copy k, the period is the largest d(last) - d(first) of any rank over
@@ -81,11 +87,24 @@ def compose(
             host_launch_us=host_launch_us,
             kernel_scale=_scales(world_size, slow_ranks),
             overlap=overlap,
-            share_links=share_links,
+            share_links=share_links and world_size <= SHARED_LINKS_RANKS,
         )
         problems = problems or done.problems
+        if share_links and world_size > SHARED_LINKS_RANKS and costs.capacity:
+            limit = f"links are not shared in worlds of more than {SHARED_LINKS_RANKS} ranks"
+            problems = [*problems, Problem("warning", f"{limit}: every operation runs as if alone on its links")]
         if done.state is not None:
             composition = measure(done.world, done.partition, done.tables, done.state, repeat, host_launch_us)
+            if variability is not None:
+                composition.band = band(
+                    done.world,
+                    done.partition,
+                    done.tables,
+                    repeat,
+                    host_launch_us,
+                    composition.step_time_us,
+                    variability,
+                )
     composition.problems = problems
     composition.seconds = time.perf_counter() - began
     return composition

@@ -119,10 +119,31 @@ def _is_host(classes: Classes) -> np.ndarray:
     return local < classes.threads[classes.agent_class]
 
 
-def run(tables: Tables, repeat: int, host_launch_us: float, queue_depth: int = QUEUE_DEPTH) -> tuple[State, bool]:
-    """Simulate ``repeat`` copies of all programs back to back; False when something is left that cannot go on."""
+def run(
+    tables: Tables,
+    repeat: int,
+    host_launch_us: float,
+    queue_depth: int = QUEUE_DEPTH,
+    *,
+    jitter: float = 0.0,
+    seed: int = 0,
+) -> tuple[State, bool]:
+    """Simulate ``repeat`` copies of all programs back to back; False when something is left that cannot go on.
+
+    ``jitter``: sigma of a log-normal factor on every single kernel, drawn from ``seed``, its class and its place.
+    """
     state = new_state(tables, repeat)
-    finished = _run(tables.programs, tables.classes, tables.channels, state, repeat, host_launch_us, queue_depth)
+    finished = _run(
+        tables.programs,
+        tables.classes,
+        tables.channels,
+        state,
+        repeat,
+        host_launch_us,
+        queue_depth,
+        jitter,
+        seed,
+    )
     return state, bool(finished)
 
 
@@ -315,7 +336,23 @@ def _run_host(p: Programs, k: Classes, ch: Channels, s: State, c: int, repeat: i
 
 
 @compiled
-def _run_stream(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, repeat: int):
+def _normal(seed: int, place: int):
+    """A standard normal number that depends on its arguments only (splitmix64, then Box-Muller)."""
+    x = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(place) * np.uint64(2) + np.uint64(1)
+    uniform = np.empty(2)
+    for i in range(2):
+        z = x + np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+        uniform[i] = (float(z >> np.uint64(11)) + 0.5) / 9007199254740992.0  # 2**53
+    return np.sqrt(-2.0 * np.log(uniform[0])) * np.cos(2.0 * np.pi * uniform[1])
+
+
+@compiled
+def _run_stream(
+    p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, repeat: int, jitter: float, seed: int
+):
     """Run a stream's records until one cannot start or end; True when some ended."""
     role = k.role[c]
     n, record0 = p.n[role], p.record0[role]
@@ -341,7 +378,10 @@ def _run_stream(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: 
         last = copy == repeat - 1
         t = max(s.clock[agent], s.issue[instance])
         if action == RUN:
-            end = t + p.run_us[record0 + record] * k.scale[c]
+            run_us = p.run_us[record0 + record] * k.scale[c]
+            if jitter > 0.0:
+                run_us *= np.exp(jitter * _normal(seed, instance))
+            end = t + run_us
         elif action == RECORD:
             end = t
         elif action == WAIT:
@@ -372,7 +412,17 @@ def _run_stream(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: 
 
 
 @njit(cache=True)
-def _run(p: Programs, k: Classes, ch: Channels, s: State, repeat: int, launch_us: float, depth: int):
+def _run(
+    p: Programs,
+    k: Classes,
+    ch: Channels,
+    s: State,
+    repeat: int,
+    launch_us: float,
+    depth: int,
+    jitter: float,
+    seed: int,
+):
     for c in range(len(k.role)):
         _push(s, k.agent0[c])
     while s.top[0] > 0:
@@ -395,7 +445,7 @@ def _run(p: Programs, k: Classes, ch: Channels, s: State, repeat: int, launch_us
                     if s.held[other] == FREE:
                         _push(s, other)
         else:
-            moved = _run_stream(p, k, ch, s, c, agent, repeat)
+            moved = _run_stream(p, k, ch, s, c, agent, repeat, jitter, seed)
             if moved:
                 if s.host_held[c] == ON_RECORD:
                     _push(s, host)

@@ -59,7 +59,7 @@ def ones(*shape):
 # One example of each communicating function in distributed_c10d.__all__ (rank 1 of 4, gloo).
 EXAMPLES = {
     "all_gather": lambda: dist.all_gather([ones(1) for _ in range(4)], ones(1)),
-    "all_gather_coalesced": lambda: dist.all_gather_coalesced([[ones(1), ones(2)] for _ in range(4)], [ones(1), ones(2)]),
+    "all_gather_coalesced": lambda: dist.all_gather_coalesced([[ones(1)] for _ in range(4)], [ones(1)]),
     "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(ones(4), ones(1)),
     "all_gather_object": lambda: dist.all_gather_object([None] * 4, 1),
     "all_gather_single": lambda: dist.all_gather_single(ones(4), ones(1)),
@@ -72,9 +72,9 @@ EXAMPLES = {
     "broadcast": lambda: dist.broadcast(ones(1), 0),
     "broadcast_object_list": lambda: dist.broadcast_object_list([1], 0),
     "gather": lambda: dist.gather(ones(1), None, 0),
-    "gather_into_tensor": lambda: dist.gather_into_tensor(None, ones(1), 0),
+    "gather_into_tensor": lambda: dist.gather_into_tensor(ones(1), None, 0),
     "gather_object": lambda: dist.gather_object(1, None, 0),
-    "gather_single": lambda: dist.gather_single(None, ones(1), 0),
+    "gather_single": lambda: dist.gather_single(ones(1), None, 0),
     "irecv": lambda: dist.irecv(ones(1), 0),
     "isend": lambda: dist.isend(ones(1), 0),
     "monitored_barrier": lambda: dist.monitored_barrier(),
@@ -143,8 +143,8 @@ def argument(name: str, kind: str, length: int):
     if name in ("reduce_op", "reduceOp"):
         return "sum"
     return {
-        "group_size": 4, "group_name": dist.group.WORLD.group_name, "tag": "", "ranks": [0, 1, 2, 3], "src": 0, "dst": 2,
-        "output_split_sizes": [2, 2, 2, 2], "input_split_sizes": [2, 2, 2, 2], "op_list": ["isend", "irecv"],
+        "group_size": 4, "group_name": dist.group.WORLD.group_name, "tag": "", "ranks": [0, 1, 2, 3], "src": 0,
+        "dst": 2, "output_split_sizes": [2, 2, 2, 2], "input_split_sizes": [2, 2, 2, 2], "op_list": ["isend", "irecv"],
         "peer_list": [0, 2], "tag_list": [0, 0],
     }[name]  # fmt: skip
 

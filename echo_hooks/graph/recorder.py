@@ -227,7 +227,7 @@ class Recorder:
         self._script = os.path.join(os.getcwd(), path.removeprefix("./"))  # as Python names it in its code objects
 
     def site(self) -> str:
-        """"file:line" of the innermost frame outside torch and Echo, and of the script's own frame where it differs."""
+        """`file:line` of the innermost frame outside torch and Echo, and of the script's own frame where it differs."""
         frame = sys._getframe(1)
         inner = outer = ""
         while frame is not None:

@@ -164,7 +164,9 @@ def _robust(
         for _ in range(len(start)):
             free = ~held
             step[held] = floor[held]
-            step[free] = np.linalg.solve(normal[np.ix_(free, free)], right[free] - normal[np.ix_(free, held)] @ step[held])
+            step[free] = np.linalg.solve(
+                normal[np.ix_(free, free)], right[free] - normal[np.ix_(free, held)] @ step[held]
+            )
             below = free & (step < floor - 1e-12)
             if not below.any():
                 break

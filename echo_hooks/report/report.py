@@ -242,8 +242,6 @@ def _notes(run: Run, composition: Composition, flops_notes: list[str], tokens_kn
         sentences["no band is computed for the step time: jitter is not simulated yet"] = []
         for sentence in flops_notes:
             sentences[sentence] = []
-        if not tokens_known:
-            sentences["tokens per second are unknown: the run states no tokens_per_step"] = []
     declared = run.manifest.get("assumptions")
     for item in declared if isinstance(declared, list) else []:
         sentences[item if isinstance(item, str) else json.dumps(item, sort_keys=True)] = []

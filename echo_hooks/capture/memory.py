@@ -29,7 +29,7 @@ class Memory:
         self.in_training = False  # set at the first module call
         self._number = 0
         self._holder: dict[int, int] = {}
-        self._from_backward: set[int] = set()
+        self._unowned: dict[int, int] = {}  # living storages held as activations, and the phase they appeared in
 
     def new(self, bytes: int, device: torch.device) -> Storage:
         self._number += 1
@@ -55,8 +55,8 @@ class Memory:
         holder = self._holder.get(storage.number)
         if holder is None:
             holder = self._holder[storage.number] = self._guess()
-        if recorder.phase == Phase.BACKWARD:
-            self._from_backward.add(storage.number)
+        if holder == _ACTIVATIONS:
+            self._unowned[storage.number] = recorder.phase
         storage.handle = self.allocator.allocate(bytes, storage.stream)
         recorder.memory.append(
             len(recorder.program), storage.number, bytes, storage.stream, holder, recorder.module, recorder.phase
@@ -66,7 +66,7 @@ class Memory:
         recorder = self.recorder
         recorder.enter()
         self.allocator.free(storage.handle)
-        self._from_backward.discard(storage.number)
+        self._unowned.pop(storage.number, None)
         recorder.memory.append(
             len(recorder.program),
             storage.number,
@@ -99,10 +99,12 @@ class Memory:
                 self._own(parameter.grad, _GRADIENTS)
 
     def own_state(self, optimizer) -> None:
-        # What backward made and the optimizer's step outlives is kept for gradients: buckets, reduced shards.
-        for number in self._from_backward:
+        # No activation outlives the optimizer's step: what backward made are gradients in another form (reduced
+        # shards), the rest are buffers (buckets) that somebody keeps.
+        for number, phase in self._unowned.items():
             if self._holder[number] == _ACTIVATIONS:
-                self._holder[number] = _GRADIENTS
+                self._holder[number] = _GRADIENTS if phase == Phase.BACKWARD else _OTHER
+        self._unowned.clear()
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
                 self._own(value, _OPTIMIZER)

@@ -88,7 +88,10 @@ def key_of(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 class Planner:
-    """Cache of plans; ``fake_mode`` answers first occurrences. One planner may serve many ranks."""
+    """Cache of plans; ``fake_mode`` answers first occurrences.
+
+    One rank a planner: plans remember their place in the recorder's op table.
+    """
 
     def __init__(self) -> None:
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -190,13 +193,13 @@ def _output(result, spec, func, places, tensors, fakes):
         return Same(source[0])
     if source:
         shape, stride = tuple(result.shape), result.stride()
-        return Alias(source[0], shape, stride, result.storage_offset(), result.dtype)
+        return Alias(source[0], shape, stride, int(result.storage_offset()), result.dtype)
     for place, tensor in enumerate(tensors):
         if fakes.get(id(tensor)) is result:
             return Same(place)
     shape, stride = tuple(result.shape), result.stride()
     size = result.dtype.itemsize * (1 + sum((n - 1) * s for n, s in zip(shape, stride))) if result.numel() else 0
-    return New(shape, stride, result.storage_offset(), result.dtype, result.device, size)
+    return New(shape, stride, int(result.storage_offset()), result.dtype, result.device, size)
 
 
 def _source(spec, func, places) -> list[int] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch._subclasses.fake_tensor as fake_tensor
 import torch.optim.optimizer as optimizer
@@ -10,7 +12,7 @@ import torch.utils._foreach_utils as foreach_utils
 from echo_hooks.devices.pretended import Pretended
 from echo_hooks.patching import Patch
 
-_base_data = torch._C.TensorBase.data
+_base_data: Any = torch._C.TensorBase.data  # the descriptor; stubs know only the attribute behind it
 
 
 def patches() -> list[Patch]:

@@ -19,7 +19,8 @@ LARGE_SEGMENT_BYTES = 20 << 20  # kLargeBuffer: so do requests between SMALL_BYT
 MIN_LARGE_BYTES = 10 << 20  # kMinLargeAlloc: from here on a segment is made to measure
 ROUND_LARGE_BYTES = 2 << 20  # kRoundLarge: and rounded up to a multiple of this
 
-_ADDRESS_SPACE = 1 << 46  # distance between invented segments; larger than any device
+# Distance between invented segments: larger than any device, and a whole number of steps of an expandable segment.
+_ADDRESS_SPACE = LARGE_SEGMENT_BYTES << 22
 
 
 @dataclass(frozen=True)

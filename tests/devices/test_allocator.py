@@ -243,7 +243,7 @@ def check(a: CachingAllocator, live: list) -> None:
     assert a.allocated_bytes == sum(block.size for block in live)
     spans = sorted((block.address, block.address + block.size) for block in live)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
-    free = [block for pool in (a._small, a._large) for blocks in pool.free.values() for block in blocks]
+    free = [block for pool in (a._small, a._large) for blocks in pool.free.values() for _, _, block in blocks]
     assert a.reserved_bytes == a.allocated_bytes + sum(block.size for block in free)
     unmapped = [b for pool in (a._small, a._large) for blocks in pool.unmapped.values() for _, b in blocks]
     for block in (*live, *free, *unmapped):
@@ -254,6 +254,7 @@ def check(a: CachingAllocator, live: list) -> None:
     for pool in (a._small, a._large):
         for blocks in pool.free.values():
             assert blocks == sorted(blocks)
+            assert all((size, address) == (block.size, block.address) for size, address, block in blocks)
     if not a.expandable_segments:
         inactive = [block for block in free if block.is_split]
         assert a.stats()["inactive_split.all.current"] == len(inactive)

@@ -1,4 +1,10 @@
 """`import echo`: the public face of echo_hooks under its short name."""
 
-from echo_hooks import *  # noqa: F403
-from echo_hooks import __all__, __version__  # noqa: F401
+import echo_hooks
+
+__all__ = echo_hooks.__all__
+__version__ = echo_hooks.__version__
+
+
+def __getattr__(name: str):
+    return getattr(echo_hooks, name)

@@ -32,7 +32,14 @@ class ScriptError(EchoError):
 
 
 class NothingSimulated(ScriptError):
-    """The script ended well but did not do what was asked: no optimizer step, or too few of them."""
+    """The script ended well but took no optimizer step, or too few of them.
+
+    ``trace``: what it did all the same (a RankTrace without measured steps): its communication may still show why.
+    """
+
+    def __init__(self, message: str, rank: int, trace=None):
+        super().__init__(message, rank)
+        self.trace = trace
 
 
 class PlanError(EchoError):

@@ -36,7 +36,8 @@ class Timeline:
     Arrays run over the records of ``program``, in microseconds from the start of the step on the representative's
     host clock: ``issue_us`` when the host issued the record, ``start_us``/``end_us`` when it ran (NaN for records
     that never run on a stream). For communication ``ready_us`` is when the last member had arrived (data moves from
-    then on). ``slowdown``: duration over duration alone, 1.0 where nothing overlapped.
+    then on). ``slowdown``: duration over duration alone, 1.0 where nothing overlapped. Adding ``offset_us`` puts the
+    timelines of one composition on a common clock.
     """
 
     representative: int
@@ -49,6 +50,32 @@ class Timeline:
     end_us: np.ndarray
     slowdown: np.ndarray
     breakdown: Breakdown
+    offset_us: float = 0.0
+
+
+@dataclass
+class CriticalPath:
+    """What the end of the step waited for, segment after segment from its begin.
+
+    Equally long arrays: ``timeline`` (index into the composition's) and ``record`` of each segment, ``host`` (host time
+    before the record was issued, rather than the record's own time on the device or the wire), ``begin_us`` and
+    ``end_us`` on the common clock of the timelines.
+    """
+
+    timeline: np.ndarray
+    record: np.ndarray
+    host: np.ndarray
+    begin_us: np.ndarray
+    end_us: np.ndarray
+
+
+@dataclass(frozen=True)
+class Band:
+    """Quantiles of the step time, in microseconds."""
+
+    p10_us: float
+    p50_us: float
+    p90_us: float
 
 
 @dataclass
@@ -63,4 +90,6 @@ class Composition:
     critical: int = 0
     evidence: dict[str, float] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    critical_path: CriticalPath | None = None
+    band: Band | None = None
     seconds: float = 0.0

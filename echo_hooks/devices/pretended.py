@@ -2,32 +2,74 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import torch
+
+from echo_hooks import host_tensors
 
 SHADOW_MAX_ELEMENTS = 256
 """Pretended tensors of up to this many elements carry their true value for as long as it is known."""
 
 
+class StorageOwner(Protocol):
+    """Who allocates: the capture's memory."""
+
+    def free(self, storage: Storage) -> None: ...
+
+    def resize(self, storage: Storage, bytes: int) -> None: ...
+
+
 class Storage:
-    """Stands for one device allocation; shared by a tensor and its views, freed when the last of them goes.
+    """Stands for one device allocation; shared by a tensor and its views, freed when the last of them goes."""
 
-    ``on_free(storage)`` is called once, on garbage collection or resize to 0.
-    """
+    __slots__ = ("__weakref__", "bytes", "device", "handle", "number", "owner", "stream", "version")
 
-    __slots__ = ("__weakref__", "bytes", "device", "handle", "holder", "number", "on_free", "stream")
-
-    def __init__(self, number: int, bytes: int, device: torch.device, stream: int, on_free=None):
+    def __init__(self, number: int, bytes: int, device: torch.device, stream: int, owner: StorageOwner):
         self.number = number
         self.bytes = bytes
         self.device = device
         self.stream = stream
-        self.on_free = on_free
-        self.holder = 0
-        self.handle = None
+        self.owner = owner
+        self.handle: Any = None  # the allocator's block
+        self.version = 0  # bumped by writes whose result is not known
 
     def __del__(self):
-        if self.on_free is not None and self.bytes:
-            self.on_free(self)
+        if self.handle is not None:
+            self.owner.free(self)
+
+
+class StorageView:
+    """What ``untyped_storage()`` of a pretended tensor answers: sizes, an address, and resizing (FSDP frees by it)."""
+
+    def __init__(self, storage: Storage):
+        self._storage = storage
+
+    def size(self) -> int:
+        return self._storage.bytes
+
+    nbytes = size
+    __len__ = size
+
+    def resize_(self, bytes: int) -> StorageView:
+        self._storage.owner.resize(self._storage, bytes)
+        return self
+
+    def data_ptr(self) -> int:
+        # Unique per storage, 0 once freed, as programs that look for shared or freed memory expect.
+        return self._storage.number << 42 if self._storage.bytes else 0
+
+    @property
+    def _cdata(self) -> int:
+        return self._storage.number
+
+    @property
+    def device(self) -> torch.device:
+        return self._storage.device
+
+    @property
+    def is_cuda(self) -> bool:
+        return self._storage.device.type == "cuda"
 
 
 class Pretended(torch.Tensor):
@@ -36,10 +78,12 @@ class Pretended(torch.Tensor):
     Attributes:
         echo_storage: its Storage.
         echo_shadow: a real CPU tensor with the true value, or None when the value is not known.
+        echo_stamp: the storage's version for which the shadow holds.
     """
 
     echo_storage: Storage
     echo_shadow: torch.Tensor | None
+    echo_stamp: int
 
     @staticmethod
     def __new__(cls, size, stride, offset, dtype, device, storage, requires_grad=False):
@@ -48,17 +92,82 @@ class Pretended(torch.Tensor):
         )
         tensor.echo_storage = storage
         tensor.echo_shadow = None
+        tensor.echo_stamp = 0
         return tensor
 
     # Ops reach the capture's dispatch mode; this is only met in a thread where the mode is not active.
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]  # stub: no classmethod
         handler = _HANDLER[0]
         if handler is None:
             raise RuntimeError(f"{func}: a pretended tensor was used outside a simulation")
         return handler(func, types, args, kwargs or {})
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # stub: a method
+
+    # ---- what C++ would read from memory ----
+
+    def tolist(self):
+        return self.detach().to("cpu").tolist() if self.dim() else self.item()
+
+    def numpy(self, *, force: bool = False):
+        if self.device.type != "cpu" and not force:
+            raise TypeError(
+                f"can't convert {self.device} device type tensor to numpy. "
+                "Use Tensor.cpu() to copy the tensor to host memory first."
+            )
+        host = self.detach().to("cpu")
+        return host_tensors.zeros(host.shape, host.dtype).numpy() if isinstance(host, Pretended) else host.numpy()
+
+    def __array__(self, dtype=None, copy=None):
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __format__(self, spec: str) -> str:
+        return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
+
+    def __repr__(self, *, tensor_contents=None):  # printing must neither read nor record
+        return f"tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype})"
+
+    # ---- storage ----
+
+    def untyped_storage(self):
+        return StorageView(self.echo_storage)
+
+    def data_ptr(self) -> int:
+        base = StorageView(self.echo_storage).data_ptr()
+        return base + int(self.storage_offset()) * self.dtype.itemsize if base else 0
+
+    def pin_memory(self, *_args, **_kwargs):
+        return self
+
+    def is_pinned(self, *_args, **_kwargs) -> bool:
+        return False
+
+    def record_stream(self, _stream) -> None:
+        """Lengthens the life of the block to what the stream has reached at the free; the allocator model frees at
+        the moment of the free, so nothing is to do."""
+
+    def __deepcopy__(self, memo):
+        if id(self) in memo:
+            return memo[id(self)]
+        with torch.no_grad():
+            copy = self.clone()
+        copy.requires_grad_(self.requires_grad)
+        for name, value in self.__dict__.items():
+            if not name.startswith("echo_"):
+                copy.__dict__[name] = value
+        memo[id(self)] = copy
+        return copy
+
+    def __reduce_ex__(self, _protocol):
+        return _rebuild, (tuple(self.shape), self.stride(), self.dtype, str(self.device), self.requires_grad)
+
+
+def _rebuild(shape, stride, dtype, device, requires_grad):
+    """A pretended tensor read back from a checkpoint: the same metadata, no values."""
+    tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    return tensor.requires_grad_(requires_grad)
 
 
 _HANDLER: list = [None]

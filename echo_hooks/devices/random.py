@@ -6,6 +6,7 @@ import struct
 
 import torch
 
+from echo_hooks import host_tensors
 from echo_hooks.devices.state import active
 from echo_hooks.devices.tables import always, choose_by_device
 from echo_hooks.patching import Patch
@@ -66,7 +67,7 @@ class CudaGenerator(torch.Generator):
         return self
 
     def get_state(self) -> torch.Tensor:
-        return torch.frombuffer(bytearray(_STATE.pack(self._seed, self._offset)), dtype=torch.uint8)
+        return host_tensors.from_bytes(_STATE.pack(self._seed, self._offset), torch.uint8)
 
     def set_state(self, new_state: torch.Tensor):
         if new_state.numel() != _STATE.size or new_state.dtype != torch.uint8:

@@ -113,6 +113,11 @@ class Program:
         """Records [start, stop) as a program of their own (tables shared)."""
         return Program({k: v[start:stop] for k, v in self.columns.items()}, self.strings, self.streams)
 
+    def joined(self, later: Program) -> Program:
+        """This program followed by another on the same tables."""
+        columns = {k: np.concatenate([v, later.columns[k]]) for k, v in self.columns.items()}
+        return Program(columns, self.strings, self.streams)
+
 
 class ProgramBuilder:
     """Appends records; ``program()`` turns them into columns."""
@@ -150,7 +155,7 @@ class ProgramBuilder:
 
     def program(self) -> Program:
         transposed = list(zip(*self._rows)) if self._rows else [() for _ in self._names]
-        columns = {
+        columns: dict[str, np.ndarray] = {
             name: np.asarray(values, dtype=COLUMNS[name]) for name, values in zip(self._names, transposed, strict=True)
         }
         return Program(columns, list(self.strings), list(self.streams))

@@ -1,6 +1,8 @@
 """The run directory: one simulated job on disk, written whole and renamed, read with suspicion.
 
     manifest.json  groups.parquet  roles.json  ranks/NNNNN.{parquet,memory.parquet,ops.parquet}
+
+File formats: docs/graph.md.
 """
 
 from __future__ import annotations
@@ -31,14 +33,19 @@ _STRING_COLUMNS = ("dtype", "module", "site")
 
 @dataclass
 class RankTrace:
-    """Everything one traced rank gives: its program (measured steps only), ops, memory and what was assumed.
+    """Everything one traced rank gives: its program, ops, memory and what was assumed.
 
-    ``steps``: how many optimizer steps the program holds. ``memory_events``: numpy columns (MEMORY_COLUMNS).
+    ``program``: the measured steps, from a step_begin to a step_end mark; empty when the script made none.
+    ``prologue``: all that came before (set-up and warm-up), on the same tables: it is not timed, but its
+    communication must fit together too. On disk both are one program, cut at the first mark.
+    ``steps``: how many optimizer steps ``program`` holds.
+    ``memory_events``: numpy columns (MEMORY_COLUMNS) of the measured steps.
     ``tokens_per_step``: tokens this rank's embedding looked up in a step, 0 when unknown.
     """
 
     rank: int
     program: Program
+    prologue: Program
     ops: list[OpSignature]
     groups: GroupTable
     memory_events: dict[str, np.ndarray]
@@ -48,6 +55,10 @@ class RankTrace:
     steps: int = 1
     tokens_per_step: int = 0
     trace_seconds: float = 0.0
+
+    def whole(self) -> Program:
+        """Prologue and measured steps as one program."""
+        return self.prologue.joined(self.program)
 
 
 @dataclass
@@ -109,7 +120,7 @@ def write_trace(directory: Path, trace: RankTrace) -> None:
         "trace_seconds": trace.trace_seconds,
         "groups": [asdict(g) for g in trace.groups],
     }
-    write_table(stem.with_suffix(".parquet"), _program_table(trace.program, meta))
+    write_table(stem.with_suffix(".parquet"), _program_table(trace.whole(), meta))
 
 
 def write_groups(directory: Path, groups: GroupTable) -> None:
@@ -245,9 +256,11 @@ def read_trace(directory: Path, rank: int) -> RankTrace:
         memory = read_table(stem.with_suffix(".memory.parquet"), tuple(MEMORY_COLUMNS))
         groups = GroupTable()
         groups.restore([Group(**{**row, "ranks": tuple(row["ranks"])}) for row in meta["groups"]])
+        begin = _first_mark(program)
         trace = RankTrace(
             rank=int(meta["rank"]),
-            program=program,
+            program=program.slice(begin, len(program)),
+            prologue=program.slice(0, begin),
             ops=ops,
             groups=groups,
             memory_events={name: memory[name].to_numpy() for name in MEMORY_COLUMNS},
@@ -262,6 +275,11 @@ def read_trace(directory: Path, rank: int) -> RankTrace:
         raise UsageError(f"{path}: not a rank program ({error!r})") from None
     _check_indices(path, trace)
     return trace
+
+
+def _first_mark(program: Program) -> int:
+    marks = np.flatnonzero(program.kind == Kind.MARK)
+    return int(marks[0]) if len(marks) else len(program)
 
 
 _OPS_FIELDS = ("name", "inputs", "outputs", "flops", "bytes_read", "bytes_written", "attrs")
@@ -321,6 +339,6 @@ def _check_indices(path: Path, trace: RankTrace) -> None:
         "stream": (-1, len(program.streams) - 1),
     }
     for name, (low, high) in limits.items():
-        column = program.columns[name]
+        column = trace.whole().columns[name]
         if len(column) and (column.min() < low or column.max() > high):
             raise UsageError(f"{path}: column {name!r} has values outside {low}..{high}")

@@ -1,0 +1,458 @@
+"""The engine: all classes of ranks at once, host threads that issue, streams that run, calls that meet.
+
+Durations are constant here, so every time is a maximum of earlier times plus a constant and does not depend on the
+order in which agents get their turn: no clock is needed, only a stack of agents that may be able to go on. An agent
+runs until it needs a time that is not known yet.
+
+Semantics. A host thread issues its records in order, ``host_us`` after the one before (threads of one rank issue in the
+order of the program). A stream runs its records in order, each from the later of its issue and the end of the one
+before. WAIT ends no earlier than its event. SYNC and HOST_CALL hold their thread. A CALL arrives at all its meeting
+points when it starts; each point is served when all members have arrived and the point's call before is over (a
+communicator runs its calls in order), takes its duration, and the kernel ends with its last part.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from echo_hooks.compose.programs import CALL, HOST_CALL, RECORD, RUN, SYNC, WAIT
+from echo_hooks.compose.tables import Channels, Classes, Programs, Tables
+
+compiled = njit(cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
+"""For functions that only compiled code calls: they compile faster without the wrappers for Python."""
+
+QUEUE_DEPTH = 1024
+"""Launches that a stream holds before the next launch blocks the host. CUDA documents no figure; 1,024 is what
+measurements on NVIDIA devices find (NVIDIA developer forum, "CUDA kernel launch queue")."""
+
+# What holds an agent up.
+FREE = 0  # nothing, or (a stream) its next record is not issued yet
+ON_RECORD = 1  # a record of the same rank has not ended
+ON_CALL = 2  # a call has not met all its members
+DONE = 3
+ARRIVING = 4  # a host call is issued and has still to arrive where it is met
+
+
+class State(NamedTuple):
+    """Per record over all copies (``instance``): ``issue``, ``end``. Per record of the last copy: ``start``, ``ready``.
+    Per agent: ``held``, ``clock`` (host: now; stream: end of its last record), ``at`` (host thread: the instance it
+    waits for or -1; stream: its next place over all copies), ``kernel_start``, ``pending`` (parts not served).
+    Per class: ``issued`` (records issued over all copies), ``host_held``, ``origin`` (host clock at the last copy's
+    begin). Per call instance (``slot``): ``arrived``, ``slot_ready``, ``slot_us``, ``slot_end``, ``head``.
+    """
+
+    issue: np.ndarray
+    end: np.ndarray
+    start: np.ndarray
+    ready: np.ndarray
+    held: np.ndarray
+    clock: np.ndarray
+    at: np.ndarray
+    kernel_start: np.ndarray
+    pending: np.ndarray
+    issued: np.ndarray
+    host_held: np.ndarray
+    origin: np.ndarray
+    last_issue: np.ndarray
+    arrived: np.ndarray
+    slot_ready: np.ndarray
+    slot_us: np.ndarray
+    slot_end: np.ndarray
+    head: np.ndarray
+    next_node: np.ndarray
+    node_agent: np.ndarray
+    served: np.ndarray
+    channel_end: np.ndarray
+    stack: np.ndarray
+    queued: np.ndarray
+    top: np.ndarray
+
+
+def new_state(tables: Tables, repeat: int) -> State:
+    programs, classes, channels = tables.programs, tables.classes, tables.channels
+    records = int(programs.n[classes.role].sum())
+    calls = np.diff(np.append(programs.call0, len(programs.call_record)))
+    agents = len(classes.agent_class)
+    slots = int(channels.calls.sum()) * repeat
+    nodes = int(calls[classes.role].sum()) * repeat
+    c = len(classes.role)
+    slot_us = np.zeros(slots)
+    for channel in range(len(channels.need)):
+        count, first = int(channels.calls[channel]), int(channels.first0[channel])
+        slot0 = int(channels.slot0[channel])
+        slot_us[slot0 : slot0 + count * repeat] = np.tile(channels.slot_us[first : first + count], repeat)
+    nan = np.nan
+    return State(
+        issue=np.full(records * repeat, nan),
+        end=np.full(records * repeat, nan),
+        start=np.full(records, nan),
+        ready=np.full(records, nan),
+        held=np.zeros(agents, np.int8),
+        clock=np.zeros(agents),
+        at=np.where(_is_host(classes), -1, 0).astype(np.int64),
+        kernel_start=np.full(agents, nan),
+        pending=np.zeros(agents, np.int64),
+        issued=np.zeros(c, np.int64),
+        host_held=np.zeros(c, np.int8),
+        origin=np.zeros(c),
+        last_issue=np.zeros(c),
+        arrived=np.zeros(slots, np.int32),
+        slot_ready=np.zeros(slots),
+        slot_us=slot_us,
+        slot_end=np.full(slots, nan),
+        head=np.full(slots, -1, np.int64),
+        next_node=np.full(nodes, -1, np.int64),
+        node_agent=np.full(nodes, -1, np.int64),
+        served=np.zeros(len(channels.need), np.int64),
+        channel_end=np.zeros(len(channels.need)),
+        stack=np.zeros(agents + 1, np.int64),
+        queued=np.zeros(agents, np.uint8),
+        top=np.zeros(1, np.int64),
+    )
+
+
+def _is_host(classes: Classes) -> np.ndarray:
+    local = np.arange(len(classes.agent_class)) - classes.agent0[classes.agent_class]
+    return local < classes.threads[classes.agent_class]
+
+
+def run(
+    tables: Tables,
+    repeat: int,
+    host_launch_us: float,
+    queue_depth: int = QUEUE_DEPTH,
+    *,
+    jitter: float = 0.0,
+    seed: int = 0,
+) -> tuple[State, bool]:
+    """Simulate ``repeat`` copies of all programs back to back; False when something is left that cannot go on.
+
+    ``jitter``: sigma of a log-normal factor on every single kernel, drawn from ``seed``, its class and its place.
+    """
+    state = new_state(tables, repeat)
+    finished = _run(
+        tables.programs,
+        tables.classes,
+        tables.channels,
+        state,
+        repeat,
+        host_launch_us,
+        queue_depth,
+        jitter,
+        seed,
+    )
+    return state, bool(finished)
+
+
+@compiled
+def _push(s: State, agent: int):
+    if not s.queued[agent]:
+        s.queued[agent] = 1
+        s.stack[s.top[0]] = agent
+        s.top[0] += 1
+
+
+@compiled
+def _serve(ch: Channels, s: State, channel: int, repeat: int):
+    """Settle the calls of a channel that are complete, in order, and free those that wait for them."""
+    n = s.served[channel]
+    total = ch.calls[channel] * repeat
+    while n < total:
+        slot = ch.slot0[channel] + n
+        if s.arrived[slot] < ch.need[channel]:
+            break
+        ready = max(s.slot_ready[slot], s.channel_end[channel])
+        s.slot_ready[slot] = ready
+        s.slot_end[slot] = ready + s.slot_us[slot]
+        s.channel_end[channel] = s.slot_end[slot]
+        node = s.head[slot]
+        while node >= 0:
+            agent = s.node_agent[node]
+            s.pending[agent] -= 1
+            if s.pending[agent] == 0:
+                _push(s, agent)
+            node = s.next_node[node]
+        n += 1
+    s.served[channel] = n
+
+
+@compiled
+def _arrive(
+    p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, t: float, repeat: int
+):
+    """All parts of a kernel arrive at ``t``; the agent's ``pending`` counts those not served."""
+    role = k.role[c]
+    call0 = p.call0[role]
+    calls = (p.call0[role + 1] if role + 1 < len(p.call0) else len(p.call_record)) - call0
+    record = p.record0[role] + kernel
+    s.kernel_start[agent] = t
+    s.pending[agent] = 1  # so that a part served at once does not free the agent before the others have arrived
+    for i in range(p.part_start[record], p.part_start[record + 1]):
+        m = p.parts[i]
+        call = call0 + m
+        channel = k.channel[k.port0[c] + p.call_port[call]]
+        number = copy * ch.calls[channel] + p.call_number[call]
+        slot = ch.slot0[channel] + number
+        s.arrived[slot] += 1
+        s.slot_ready[slot] = max(s.slot_ready[slot], t)
+        cost = k.cost0[c] + p.call_kind[call]
+        s.slot_us[slot] = max(s.slot_us[slot], k.cost_us[cost] * p.call_share[call])
+        if not k.buffered[cost]:
+            s.pending[agent] += 1
+            node = k.node0[c] + copy * calls + m
+            s.node_agent[node] = agent
+            s.next_node[node] = s.head[slot]
+            s.head[slot] = node
+        if s.arrived[slot] == ch.need[channel]:
+            _serve(ch, s, channel, repeat)
+    s.pending[agent] -= 1
+
+
+@compiled
+def _complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, last: bool):
+    """All parts of a kernel are served: write their times, return the kernel's end."""
+    role = k.role[c]
+    record = p.record0[role] + kernel
+    instance0 = k.instance0[c] + copy * p.n[role]
+    t = s.kernel_start[agent]
+    end = t
+    for i in range(p.part_start[record], p.part_start[record + 1]):
+        call = p.call0[role] + p.parts[i]
+        channel = k.channel[k.port0[c] + p.call_port[call]]
+        slot = ch.slot0[channel] + copy * ch.calls[channel] + p.call_number[call]
+        cost = k.cost0[c] + p.call_kind[call]
+        if k.buffered[cost]:
+            part_ready, part_end = t, t + k.cost_us[cost] * p.call_share[call]
+        else:
+            part_ready, part_end = s.slot_ready[slot], s.slot_end[slot]
+        end = max(end, part_end)
+        part = p.call_record[call]
+        s.end[instance0 + part] = part_end
+        if last:
+            s.start[k.last0[c] + part] = t
+            s.ready[k.last0[c] + part] = part_ready
+    s.end[instance0 + kernel] = end
+    return end
+
+
+@compiled
+def _latest(p: Programs, k: Classes, s: State, c: int, copy: int, record: int, t: float):
+    """The end of all that a WAIT or SYNC waits for, no earlier than ``t``; NaN when some is not known."""
+    role = k.role[c]
+    n = p.n[role]
+    for i in range(p.wait_start[p.record0[role] + record], p.wait_start[p.record0[role] + record + 1]):
+        target = p.waits[i]
+        if target < 0:
+            if copy == 0:
+                continue
+            end = s.end[k.instance0[c] + (copy - 1) * n - 1 - target]
+        else:
+            end = s.end[k.instance0[c] + copy * n + target]
+        if end != end:
+            return np.nan
+        t = max(t, end)
+    return t
+
+
+@compiled
+def _release(p: Programs, k: Classes, ch: Channels, s: State, c: int, thread: int, repeat: int):
+    """Let a host thread go on behind the SYNC or HOST_CALL that it waits for; False while it cannot."""
+    agent = k.agent0[c] + thread
+    instance = s.at[agent]
+    n = p.n[k.role[c]]
+    copy, record = instance // n, instance % n
+    if p.action[p.record0[k.role[c]] + record] == SYNC:
+        t = _latest(p, k, s, c, copy, record, s.issue[k.instance0[c] + instance])
+        if t != t:
+            s.held[agent] = ON_RECORD
+            return False
+        s.end[k.instance0[c] + instance] = t
+    else:
+        if s.pending[agent] > 0:
+            return False
+        t = _complete(p, k, ch, s, c, agent, copy, record, copy == repeat - 1)
+    s.clock[agent] = t
+    s.at[agent] = -1
+    s.held[agent] = FREE
+    return True
+
+
+@compiled
+def _run_host(p: Programs, k: Classes, ch: Channels, s: State, c: int, repeat: int, launch_us: float, depth: int):
+    """Issue until a thread is held; True when something was issued."""
+    role = k.role[c]
+    n, record0 = p.n[role], p.record0[role]
+    begin = s.issued[c]
+    s.host_held[c] = FREE
+    while s.issued[c] < repeat * n:
+        copy = s.issued[c] // n
+        record = s.issued[c] - copy * n
+        action = p.action[record0 + record]
+        agent = k.agent0[c] + p.thread[record0 + record]
+        if s.at[agent] >= 0 and not _release(p, k, ch, s, c, p.thread[record0 + record], repeat):
+            s.host_held[c] = s.held[agent]
+            break
+        if record == 0 and copy == repeat - 1:
+            s.origin[c] = s.clock[agent]
+        t = s.clock[agent] + p.host_us[record0 + record]
+        device = action in (RUN, CALL, WAIT, RECORD)
+        if device:
+            if action in (RUN, CALL):
+                t += launch_us
+            first = p.stream_start[p.stream0[role] + p.stream[record0 + record]]
+            length = p.stream_start[p.stream0[role] + p.stream[record0 + record] + 1] - first
+            before = copy * length + p.place[record0 + record] - depth
+            if before >= 0:
+                end = s.end[k.instance0[c] + before // length * n + p.stream_records[first + before % length]]
+                if end != end:
+                    s.host_held[c] = ON_RECORD
+                    break
+                t = max(t, end)
+        t = max(t, s.last_issue[c])
+        s.last_issue[c] = t
+        s.clock[agent] = t
+        instance = s.issued[c]
+        s.issue[k.instance0[c] + instance] = t
+        s.issued[c] += 1
+        if action == SYNC:
+            s.at[agent] = instance
+        elif action == HOST_CALL:
+            s.at[agent] = instance
+            s.kernel_start[agent] = t
+            s.held[agent] = ARRIVING
+            s.pending[agent] = 1
+    if s.issued[c] == repeat * n:
+        s.host_held[c] = DONE
+        for thread in range(k.threads[c]):
+            agent = k.agent0[c] + thread
+            if s.at[agent] >= 0 and not _release(p, k, ch, s, c, thread, repeat):
+                s.host_held[c] = s.held[agent]
+            elif s.at[agent] < 0:
+                s.held[agent] = DONE
+    return s.issued[c] > begin
+
+
+@compiled
+def _normal(seed: int, place: int):
+    """A standard normal number that depends on its arguments only (splitmix64, then Box-Muller)."""
+    x = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(place) * np.uint64(2) + np.uint64(1)
+    uniform = np.empty(2)
+    for i in range(2):
+        z = x + np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+        uniform[i] = (float(z >> np.uint64(11)) + 0.5) / 9007199254740992.0  # 2**53
+    return np.sqrt(-2.0 * np.log(uniform[0])) * np.cos(2.0 * np.pi * uniform[1])
+
+
+@compiled
+def _run_stream(
+    p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, repeat: int, jitter: float, seed: int
+):
+    """Run a stream's records until one cannot start or end; True when some ended."""
+    role = k.role[c]
+    n, record0 = p.n[role], p.record0[role]
+    stream = p.stream0[role] + agent - k.agent0[c] - k.threads[c]
+    first = p.stream_start[stream]
+    length = p.stream_start[stream + 1] - first
+    if length == 0:
+        s.held[agent] = DONE
+        return False
+    copy = s.at[agent] // length
+    place = s.at[agent] - copy * length
+    moved = False
+    while True:
+        if copy == repeat:
+            s.held[agent] = DONE
+            break
+        record = p.stream_records[first + place]
+        if s.issued[c] <= copy * n + record:
+            s.held[agent] = FREE
+            break
+        instance = k.instance0[c] + copy * n + record
+        action = p.action[record0 + record]
+        last = copy == repeat - 1
+        t = max(s.clock[agent], s.issue[instance])
+        if action == RUN:
+            run_us = p.run_us[record0 + record] * k.scale[c]
+            if jitter > 0.0:
+                run_us *= np.exp(jitter * _normal(seed, instance))
+            end = t + run_us
+        elif action == RECORD:
+            end = t
+        elif action == WAIT:
+            end = _latest(p, k, s, c, copy, record, t)
+            if end != end:
+                s.held[agent] = ON_RECORD
+                break
+        else:
+            if s.held[agent] != ON_CALL:
+                _arrive(p, k, ch, s, c, agent, copy, record, t, repeat)
+            if s.pending[agent] > 0:
+                s.held[agent] = ON_CALL
+                break
+            s.held[agent] = FREE
+            end = _complete(p, k, ch, s, c, agent, copy, record, last)
+        if action != CALL:
+            s.end[instance] = end
+            if last:
+                s.start[k.last0[c] + record] = t
+        s.clock[agent] = end
+        moved = True
+        place += 1
+        if place == length:
+            place = 0
+            copy += 1
+    s.at[agent] = copy * length + place
+    return moved
+
+
+@njit(cache=True)
+def _run(
+    p: Programs,
+    k: Classes,
+    ch: Channels,
+    s: State,
+    repeat: int,
+    launch_us: float,
+    depth: int,
+    jitter: float,
+    seed: int,
+):
+    for c in range(len(k.role)):
+        _push(s, k.agent0[c])
+    while s.top[0] > 0:
+        s.top[0] -= 1
+        agent = s.stack[s.top[0]]
+        s.queued[agent] = 0
+        c = k.agent_class[agent]
+        host, streams = k.agent0[c], k.agent0[c] + k.threads[c]
+        if agent < streams:
+            moved = _run_host(p, k, ch, s, c, repeat, launch_us, depth)
+            for other in range(host, streams):
+                if s.held[other] == ARRIVING:
+                    copy, record = divmod(s.at[other], p.n[k.role[c]])
+                    s.held[other] = ON_CALL
+                    _arrive(p, k, ch, s, c, other, copy, record, s.kernel_start[other], repeat)
+                    if s.pending[other] == 0:
+                        _push(s, host)
+            if moved:
+                for other in range(streams, streams + k.streams[c]):
+                    if s.held[other] == FREE:
+                        _push(s, other)
+        else:
+            moved = _run_stream(p, k, ch, s, c, agent, repeat, jitter, seed)
+            if moved:
+                if s.host_held[c] == ON_RECORD:
+                    _push(s, host)
+                for other in range(streams, streams + k.streams[c]):
+                    if s.held[other] == ON_RECORD:
+                        _push(s, other)
+    finished = True
+    for agent in range(len(k.agent_class)):
+        finished &= s.held[agent] == DONE
+    return finished

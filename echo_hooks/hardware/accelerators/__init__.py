@@ -1,0 +1,1 @@
+"""Presets: one TOML file per accelerator, each number with its source."""

@@ -1,0 +1,82 @@
+"""How the duration of one communication comes about, as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from echo_hooks.errors import UsageError
+from echo_hooks.network.model import CommunicationModel
+
+_MOST_RESOURCES = 8
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth, whatever ran (NVIDIA/nccl-tests doc/PERFORMANCE.md)."""
+    if collective == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if collective in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+def describe(
+    model: CommunicationModel,
+    collective: str,
+    ranks: tuple[int, ...],
+    bytes: int,
+    *,
+    dtype: str = "bfloat16",
+    root: int = -1,
+    count: int = 1,
+) -> dict[str, Any]:
+    """Duration and what makes it up: algorithm, protocol, channels, latency and transfer (us), algorithm and bus
+    bandwidth (GB/s), placement, and the fullest links with their share of the transfer time.
+
+    ``collective``: one of model.COLLECTIVES, or "send" with two ranks. Raises UsageError as the model does.
+    """
+    if collective == "send":
+        if len(ranks) != 2:
+            raise UsageError(f"a send has two ranks, the sender and the receiver, not {len(ranks)}")
+        cost = model.point_to_point(ranks[0], ranks[1], bytes, group_size=2)
+    else:
+        cost = model.collective(collective, ranks, bytes, dtype, root=root, count=count)
+    placement = model.placement(ranks)
+    transfer = cost.duration_us - cost.latency_us
+    algorithm_bandwidth = bytes / cost.duration_us / 1e3
+    busiest: list[dict[str, Any]] = sorted(
+        (
+            {
+                "name": model.resources[r].name,
+                "bytes": load,
+                "capacity_gb_per_s": model.resources[r].capacity_bytes_per_us / 1e3,
+                "busy_share": load / model.resources[r].capacity_bytes_per_us / transfer if transfer > 0 else 0.0,
+            }
+            for r, load in cost.loads
+        ),
+        key=lambda entry: (-entry["busy_share"], entry["name"]),  # type: ignore[operator]
+    )
+    return {
+        "collective": collective,
+        "bytes": bytes,
+        "dtype": dtype,
+        "ranks": list(ranks),
+        "placement": {
+            "kind": placement.kind,
+            "nodes": len(placement.nodes),
+            "ranks_per_node": placement.per_node,
+            "nics_per_node": placement.nics_per_node,
+            "stride": placement.stride,
+        },
+        "nccl_version": model.nccl_version,
+        "algorithm": cost.algorithm,
+        "protocol": cost.protocol,
+        "channels": cost.channels,
+        "duration_us": cost.duration_us,
+        "latency_us": cost.latency_us,
+        "transfer_us": transfer,
+        "algorithm_bandwidth_gb_per_s": algorithm_bandwidth,
+        "bus_bandwidth_gb_per_s": algorithm_bandwidth * bus_factor(collective, len(ranks)),
+        "evidence": cost.evidence,
+        "resources": busiest[:_MOST_RESOURCES],
+        "resources_in_all": len(busiest),
+    }

@@ -1,0 +1,349 @@
+"""Duration and loads of every communication of a simulated job on a cluster that runs NCCL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from echo_hooks.errors import UsageError
+from echo_hooks.hardware.cluster import Cluster
+from echo_hooks.network.calibration import Calibration, shipped_calibration
+from echo_hooks.network.cost import Cost, Resource
+from echo_hooks.network.curves import SIZES, Curve, Point, Samples, monotone_curve, samples
+from echo_hooks.network.durations import WIRE, Reach
+from echo_hooks.network.nccl_environment import read_environment
+from echo_hooks.network.nccl_graph import Communicator
+from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, parse_version, tables
+from echo_hooks.network.placement import Placement, place
+from echo_hooks.network.plan import Planned, Rules, plan_collective, plan_exchange, plan_send
+from echo_hooks.network.resources import Links, Loads, architecture, blocks, usable_nic, usable_scale_up
+
+COLLECTIVES = (
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce",
+    "all_to_all", "gather", "scatter", "barrier",
+)  # fmt: skip
+_IN_PLACE = ("all_reduce", "broadcast", "reduce", "barrier")  # torch's calls have one tensor: nothing to copy alone
+_BARRIER_BYTES = 4  # c10d's NCCL barrier is an all-reduce of one float
+_MOST_BYTES = 1 << 50
+_UNUSUAL_DTYPES = {"float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"}  # for which NCCL chooses otherwise
+
+
+class CommunicationModel:
+    """Costs on ``cluster`` with NCCL ``nccl_version``, under the job's ``environment`` (its NCCL_* variables).
+
+    ``calibration``: left out, the one that comes with the accelerator, or NCCL's own numbers (``Calibration()``).
+    ``resources``: the links that ``Cost.loads`` index. ``notes``: what a reader of the numbers should know. Costs
+    are remembered, and equal for groups that lie alike.
+    Raises UsageError for an unknown version and for a variable that NCCL would refuse.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        nccl_version: str = DEFAULT_VERSION,
+        environment: Mapping[str, str] = {},
+        calibration: Calibration | None = None,
+    ):
+        if cluster.accelerator.vendor == "huawei":
+            raise NotImplementedError(f"{cluster.accelerator.name}: the model of HCCL is not built yet")
+        self.cluster = cluster
+        self.nccl_version = nccl_version
+        self._environment = read_environment(environment)
+        # Durations are built on one version: what a hop takes does not depend on what NCCL thought of it.
+        self._rules = Rules(tables(nccl_version), tables("2.30"), self._environment)
+        if calibration is None:
+            calibration = shipped_calibration(cluster.accelerator.name) or Calibration()
+        self.calibration = calibration
+        self.notes = _notes(calibration, cluster, nccl_version)
+        self._links = Links(cluster)
+        self._placements: dict[tuple[int, ...], Placement] = {}
+        self._curves: dict[tuple, Curve] = {}
+        self._costs: dict[tuple, Cost] = {}
+        self._even_loads: dict[tuple, Loads] = {}
+
+    @property
+    def resources(self) -> list[Resource]:
+        return self._links.resources
+
+    def collective(
+        self,
+        name: str,
+        ranks: tuple[int, ...],
+        bytes: int,
+        dtype: str,
+        *,
+        root: int = -1,
+        count: int = 1,
+        splits: Sequence[Sequence[int]] | None = None,
+    ) -> Cost:
+        """One collective of the group ``ranks`` (global ranks in group order).
+
+        ``bytes`` as nccl-tests counts them: all_reduce, broadcast, reduce: the buffer; all_gather: the output;
+        reduce_scatter: the input; all_to_all: sent per rank, own part included; gather, scatter: the root's large
+        buffer. ``root``: global rank of a rooted one. ``count``: collectives coalesced into one call, of ``bytes``
+        together. ``splits``: of an uneven all_to_all, bytes that place i (row) sends to place j (column).
+        """
+        key = (name, ranks, bytes, dtype, root, count, splits)
+        cost = self._costs.get(key) if splits is None else None
+        if cost is None:
+            cost = self._collective(name, ranks, bytes, dtype, root, count, splits)
+            if splits is None:
+                self._costs[key] = cost
+        return cost
+
+    def point_to_point(self, source: int, destination: int, bytes: int, *, group_size: int) -> Cost:
+        """A send and its receive; ``group_size``: ranks of the communicator that carries it (2 for a lone isend)."""
+        key = (source, destination, bytes, group_size)
+        cost = self._costs.get(key)
+        if cost is None:
+            _check_bytes(bytes)
+            placement = self._place((source, destination))
+            comm, reach = self._communicator(placement, group_size)
+            curve = self._curve(("send", comm, reach), self._plan_send, comm, reach)
+            point = curve.at(bytes)
+            sent = np.array([bytes * WIRE[point.protocol]])
+            loads = self._links.pairs(np.array([source]), np.array([destination]), sent)
+            cost = self._costs[key] = self._cost(point, loads)
+        return cost
+
+    def placement(self, ranks: tuple[int, ...]) -> Placement:
+        return self._place(ranks)
+
+    def plan(self, name: str, ranks: tuple[int, ...], sizes: np.ndarray, dtype: str) -> list[Planned]:
+        """What runs at each of ``sizes`` and the parts of its duration, as calibration sees it: before multipliers,
+        and before durations are made monotone. ``name``: a collective, or "send" or "exchange" of two ranks."""
+        placement = self._place(ranks)
+        comm, reach = self._communicator(placement)
+        if name in ("send", "exchange"):
+            return plan_send(comm, reach, self._rules, sizes)
+        if name in ("all_to_all", "gather", "scatter"):
+            root = ranks[0] if name != "all_to_all" else -1
+            return plan_exchange(
+                comm, reach, self._rules, sizes, max(self._fullest_us(self._even(name, placement, root)))
+            )
+        return plan_collective(name, comm, reach, self._rules, dtype, sizes)
+
+    # ---- collectives ----
+
+    def _collective(
+        self, name: str, ranks: tuple[int, ...], bytes: int, dtype: str, root: int, count: int, splits: Any
+    ) -> Cost:
+        if name not in COLLECTIVES:
+            raise UsageError(f"unknown collective {name!r}; known: {', '.join(COLLECTIVES)}")
+        if count < 1:
+            raise UsageError(f"{name}: count {count} should be at least 1")
+        _check_bytes(bytes)
+        placement = self._place(ranks)
+        if root >= 0 and root not in placement.ranks:
+            raise UsageError(f"{name}: root {root} is not in the group")
+        if len(ranks) == 1:
+            return self._alone(name, bytes)
+        comm, reach = self._communicator(placement)
+        if name in ("all_to_all", "gather", "scatter"):
+            return self._exchange(name, placement, comm, reach, bytes, root, splits)
+        function = "all_reduce" if name == "barrier" else name
+        if name == "barrier":
+            bytes = _BARRIER_BYTES
+        kind = dtype if dtype in _UNUSUAL_DTYPES else "float32"
+
+        def plan(comm: Communicator, reach: Reach) -> list[Planned]:
+            return plan_collective(function, comm, reach, self._rules, kind, SIZES, count=count)
+
+        curve = self._curve((function, comm, reach, kind, count), plan, comm, reach)
+        point = curve.at(bytes)
+        return self._cost(point, self._collective_loads(function, point, placement, bytes))
+
+    def _alone(self, name: str, bytes: int) -> Cost:
+        """A group of one: NCCL copies input to output where they differ, reading and writing memory once."""
+        accelerator = self.cluster.accelerator
+        copy = 0.0 if name in _IN_PLACE else 2 * bytes / (accelerator.memory_bandwidth_bytes_per_s / 1e6)
+        launch = accelerator.launch_overhead_us
+        return Cost(launch + copy, launch + copy, "copy", "simple", 1, ())
+
+    def _collective_loads(
+        self, function: str, point: Point, placement: Placement, bytes: int
+    ) -> list[tuple[int, float]]:
+        """Bytes per link: each accelerator's, in and out, and each node's, spread over its NICs."""
+        n, m, g = len(placement.ranks), len(placement.nodes), placement.per_node
+        wire = WIRE[point.protocol] * bytes
+        passes = 2 if function == "all_reduce" else 1
+        ring = passes * (n - 1) / n * wire if function not in ("broadcast", "reduce") else wire
+        if point.algorithm == "ring":
+            local, net = ring, ring
+        elif point.algorithm == "tree":
+            local, net = 2 * wire, (1 if m == 2 else 2) * wire
+        elif point.algorithm in ("nvls", "nvls_tree"):
+            local = wire if function == "all_reduce" else wire * (g - 1) / g
+            net = (1 if m == 2 else 2) * wire
+        elif point.algorithm == "pat":
+            local, net = 0.0, (m - 1) / m * wire
+        else:
+            local, net = wire, wire
+        loads = self._links.scale_up(placement.ranks, local) if g > 1 and local else []
+        if m > 1:
+            # Rings and trees go through the nodes in order, so each switch is entered and left once.
+            crossing = [net if spans > 1 else 0.0 for spans in placement.spans]
+            loads += self._links.fabric(placement, net, crossing)
+        return loads
+
+    # ---- sends and what is made of them ----
+
+    def _plan_send(self, comm: Communicator, reach: Reach) -> list[Planned]:
+        return plan_send(comm, reach, self._rules, SIZES)
+
+    def _exchange(
+        self,
+        name: str,
+        placement: Placement,
+        comm: Communicator,
+        reach: Reach,
+        bytes: int,
+        root: int,
+        splits: Sequence[Sequence[int]] | None,
+    ) -> Cost:
+        """Grouped sends, timed by their fullest links."""
+        even = self._even(name, placement, root)
+        fullest = self._fullest_us(even)
+
+        def plan(step_comm: Communicator, step_reach: Reach) -> list[Planned]:
+            inside, outside = fullest[0] * reach.scale_up / step_reach.scale_up, fullest[1]
+            if comm.nodes > 1:
+                outside *= reach.node / step_reach.node
+            return plan_exchange(step_comm, step_reach, self._rules, SIZES, max(inside, outside))
+
+        curve = self._curve((name, comm, reach, fullest), plan, comm, reach)
+        if splits is None:
+            point = curve.at(bytes)
+            return self._cost(point, [(r, b * bytes * WIRE[point.protocol]) for r, b in even])
+        loads = self._matrix_loads(placement, _matrix(splits, len(placement.ranks)))
+        # It takes as long as an even one that loads the fullest link of the same kind as much.
+        size = max(us / even_us for us, even_us in zip(self._fullest_us(loads), fullest) if even_us > 0)
+        point = curve.at(size)
+        return self._cost(point, [(r, b * WIRE[point.protocol]) for r, b in loads])
+
+    def _even(self, name: str, placement: Placement, root: int) -> Loads:
+        """Loads of one byte, equally spread."""
+        key = (name, placement.ranks, root)
+        loads = self._even_loads.get(key)
+        if loads is None:
+            n = len(placement.ranks)
+            share = np.zeros((n, n))
+            at = placement.ranks.index(root) if root >= 0 else 0
+            if name == "all_to_all":
+                share[:] = 1 / n
+            elif name == "gather":
+                share[:, at] = 1 / n
+            else:
+                share[at, :] = 1 / n
+            np.fill_diagonal(share, 0.0)
+            loads = self._even_loads[key] = self._matrix_loads(placement, share)
+        return loads
+
+    def _matrix_loads(self, placement: Placement, matrix: np.ndarray) -> Loads:
+        """Loads of ``matrix[i, j]`` bytes from place i to place j."""
+        ranks = np.array(placement.ranks)
+        i, j = np.nonzero(matrix)
+        return self._links.pairs(ranks[i], ranks[j], matrix[i, j])
+
+    def _fullest_us(self, loads: Loads) -> tuple[float, float]:
+        """Time of the fullest link in a node, and of the fullest one outside."""
+        times = [(r < 2 * self.cluster.world_size, b / self.resources[r].capacity_bytes_per_us) for r, b in loads]
+        inside, outside = (max((t for here, t in times if here is side), default=0.0) for side in (True, False))
+        return inside, outside
+
+    # ---- shared ----
+
+    def _place(self, ranks: tuple[int, ...]) -> Placement:
+        placement = self._placements.get(ranks)
+        if placement is None:
+            placement = self._placements[ranks] = place(tuple(ranks), self.cluster)
+        return placement
+
+    def _communicator(self, placement: Placement, group_size: int | None = None) -> tuple[Communicator, Reach]:
+        cluster = self.cluster
+        nodes, per_node = len(placement.nodes), placement.per_node
+        scale_up = usable_scale_up(cluster.accelerator) / 1e3
+        if cluster.scale_up == "mesh" and cluster.accelerators_per_node > 1:
+            scale_up *= max(1, per_node - 1) / (cluster.accelerators_per_node - 1)
+        pci = cluster.accelerator.host_link_bandwidth_bytes_per_s * PCI_SHARE / 1e9
+        peer = self._environment.peer_to_peer
+        nic = usable_nic(cluster) / 1e3
+        comm = Communicator(
+            ranks=max(group_size or 0, len(placement.ranks)),
+            nodes=nodes,
+            per_node=per_node,
+            architecture=architecture(cluster.accelerator),
+            nvlink=scale_up if peer else 0.0,
+            pci=pci,
+            multicast=cluster.multicast,
+            nics=placement.nics_per_node,
+            nic=nic,
+            cpu=cluster.host_cpu,
+        )
+        node = math.inf
+        if nodes > 1:
+            node = placement.nics_per_node * nic
+            for level, spans in zip(cluster.levels, placement.spans):
+                if spans > 1 and blocks(level.nodes, level.oversubscription, cluster):
+                    rails = placement.nics_per_node / cluster.nics_per_node if cluster.rails else 1.0
+                    up = level.nodes * cluster.nics_per_node * rails * nic / level.oversubscription
+                    node = min(node, up)
+        return comm, Reach(scale_up if peer else pci, node)
+
+    def _curve(
+        self, key: tuple, plan: Callable[[Communicator, Reach], list[Planned]], comm: Communicator, reach: Reach
+    ) -> Curve:
+        curve = self._curves.get(key)
+        if curve is None:
+
+            def sample(comm: Communicator, reach: Reach) -> Samples:
+                return samples(plan(comm, reach), self.calibration, comm.nodes, key[0])
+
+            curve = self._curves[key] = monotone_curve(sample, comm, reach)
+        return curve
+
+    def _cost(self, point: Point, loads: Iterable[tuple[int, float]]) -> Cost:
+        """A load is no more than the link can carry meanwhile, so that an operation alone is held up by none."""
+        transfer = point.duration_us - point.latency_us
+        resources = self.resources
+        return Cost(
+            point.duration_us,
+            point.latency_us,
+            point.algorithm,
+            point.protocol,
+            point.channels,
+            tuple((r, min(b, resources[r].capacity_bytes_per_us * transfer)) for r, b in loads),
+        )
+
+
+def _notes(calibration: Calibration, cluster: Cluster, nccl_version: str) -> list[str]:
+    notes = []
+    if not calibration.scalings:
+        notes.append("communication is not calibrated: durations rest on NCCL's own numbers")
+    elif cluster.nodes > 1 and not any(scope == "network" for scope, *_ in calibration.scalings):
+        notes.append(f"calibration {calibration.name} has no measurement between nodes")
+    if calibration.accelerator and calibration.accelerator != cluster.accelerator.name:
+        notes.append(f"calibration {calibration.name} is of {calibration.accelerator}, not {cluster.accelerator.name}")
+    measured = calibration.nccl_version
+    if measured and parse_version(measured)[:2] != parse_version(nccl_version)[:2]:
+        notes.append(f"calibration {calibration.name} was measured with NCCL {measured}; the job has {nccl_version}")
+    if cluster.accelerator.vendor == "amd":
+        notes.append("RCCL is modelled by NCCL's rules; its own tuning is not known here")
+    return notes
+
+
+def _check_bytes(bytes: int) -> None:
+    if not 0 <= bytes <= _MOST_BYTES:
+        raise UsageError(f"{bytes} bytes: a message should have from 0 to 2^50")
+
+
+def _matrix(splits: Sequence[Sequence[int]], ranks: int) -> np.ndarray:
+    matrix = np.array(splits, np.float64) if len({len(row) for row in splits}) == 1 else np.zeros((0, 0))
+    if matrix.shape != (ranks, ranks) or (matrix < 0).any():
+        raise UsageError(f"all_to_all: splits should be {ranks} rows of {ranks} byte counts")
+    np.fill_diagonal(matrix, 0.0)
+    return matrix

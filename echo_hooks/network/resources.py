@@ -1,0 +1,141 @@
+"""The links of a cluster that operations share, and how many bytes a group's traffic puts on each.
+
+Only links between accelerators are here: memory and multiprocessors, which computation shares too, belong to the
+overlap model. NVSwitches do not block, so a node has no resource of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from echo_hooks.hardware.accelerator import Accelerator
+from echo_hooks.hardware.cluster import Cluster
+from echo_hooks.network.cost import Resource
+from echo_hooks.network.nccl_tables import NVLINK_GB_PER_S, NVLINK_RAW_GB_PER_S, PCI_SHARE
+from echo_hooks.network.placement import Placement
+
+Loads = tuple[tuple[int, float], ...]
+
+# What RCCL counts on of an xGMI link of 64 GB/s (ROCm/rccl src/graph/topo.h: GFX94X_XGMI_WIDTH).
+_XGMI_SHARE = 48 / 64
+# What HCCL counts on of an HCCS link of 28 GB/s (hcomm src/legacy/ascend910, 910B: 18.3).
+_HCCS_SHARE = 18.3 / 28
+
+
+def architecture(accelerator: Accelerator) -> str:
+    """Row of NCCL's tables. AMD's devices run RCCL, which has no row there: the one of equal link speed."""
+    major = accelerator.compute_capability[0] if accelerator.compute_capability else 9
+    return "volta" if major < 8 else "ampere" if major == 8 else "hopper" if major == 9 else "blackwell"
+
+
+def usable_scale_up(accelerator: Accelerator) -> float:
+    """Bytes per us, one way, that the library counts on of an accelerator's links in the node."""
+    if accelerator.vendor == "amd":
+        share = _XGMI_SHARE
+    elif accelerator.vendor == "huawei":
+        share = _HCCS_SHARE
+    else:
+        arch = architecture(accelerator)
+        share = NVLINK_GB_PER_S[arch] / NVLINK_RAW_GB_PER_S[arch]
+    return accelerator.scaleup_bandwidth_bytes_per_s * share / 1e6
+
+
+def usable_nic(cluster: Cluster) -> float:
+    """Bytes per us, one way, of a NIC: its line rate, or what PCIe lets through."""
+    pci = cluster.accelerator.host_link_bandwidth_bytes_per_s * PCI_SHARE
+    return min(cluster.nic_bandwidth_bytes_per_s, pci) / 1e6
+
+
+class Links:
+    """The resources of a cluster, numbered: two per accelerator, two per NIC, two per blocking switch (of each rail).
+
+    Uplinks are resources only where they are oversubscribed and something lies beyond them.
+    """
+
+    def __init__(self, cluster: Cluster):
+        self._cluster = cluster
+        scale_up, nic = usable_scale_up(cluster.accelerator), usable_nic(cluster)
+        self.resources: list[Resource] = []
+        for rank in range(cluster.world_size):
+            self.resources += [
+                Resource(f"scale-up out of {rank}", scale_up),
+                Resource(f"scale-up into {rank}", scale_up),
+            ]
+        self._first_nic = len(self.resources)
+        for node in range(cluster.nodes if cluster.nodes > 1 else 0):
+            for k in range(cluster.nics_per_node):
+                name = f"NIC {k} of node {node}"
+                self.resources += [Resource(f"{name} out", nic), Resource(f"{name} in", nic)]
+        self._rails = cluster.nics_per_node if cluster.rails else 1
+        self._first_uplink: list[int] = []
+        for level in cluster.levels:
+            self._first_uplink.append(
+                len(self.resources) if blocks(level.nodes, level.oversubscription, cluster) else -1
+            )
+            if self._first_uplink[-1] < 0:
+                continue
+            capacity = level.nodes * cluster.nics_per_node / self._rails * nic / level.oversubscription
+            for group in range(-(-cluster.nodes // level.nodes)):
+                for rail in range(self._rails):
+                    name = f"{level.name} {group}" + (f" rail {rail}" if cluster.rails else "")
+                    self.resources += [Resource(f"{name} up", capacity), Resource(f"{name} down", capacity)]
+
+    def scale_up(self, ranks: Sequence[int], bytes: float) -> list[tuple[int, float]]:
+        """Both directions of each rank's link."""
+        return [(2 * r + way, bytes) for r in ranks for way in (0, 1)]
+
+    def fabric(self, placement: Placement, node_bytes: float, crossing: Sequence[float]) -> list[tuple[int, float]]:
+        """``node_bytes`` out of and into every node, spread over the NICs near its ranks; ``crossing``: per level,
+        the bytes that leave (and enter) each switch group the placement touches."""
+        loads = []
+        for node, nics in zip(placement.nodes, placement.nics):
+            first = self._first_nic + 2 * node * self._cluster.nics_per_node
+            loads += [(first + 2 * k + way, node_bytes / len(nics)) for k in nics for way in (0, 1)]
+        rails = sorted({k for nics in placement.nics for k in nics}) if self._cluster.rails else [0]
+        for level, first, bytes in zip(self._cluster.levels, self._first_uplink, crossing):
+            if first >= 0 and bytes > 0:
+                for group in sorted({node // level.nodes for node in placement.nodes}):
+                    base = first + 2 * self._rails * group
+                    loads += [(base + 2 * rail + way, bytes / len(rails)) for rail in rails for way in (0, 1)]
+        return loads
+
+    def pairs(self, source: np.ndarray, destination: np.ndarray, bytes: np.ndarray) -> Loads:
+        """Sends from rank to rank (arrays of one length): over the node's links, or over NICs and uplinks.
+
+        With rails a send goes to the destination's rail inside its own node (PXN), so that the fabric keeps to a rail.
+        """
+        cluster = self._cluster
+        per_node, per_nic = cluster.accelerators_per_node, cluster.accelerators_per_node / cluster.nics_per_node
+        load = np.zeros(len(self.resources))
+        here, there = source // per_node, destination // per_node
+        local = here == there
+        np.add.at(load, 2 * source[local], bytes[local])
+        np.add.at(load, 2 * destination[local] + 1, bytes[local])
+        far = ~local
+        if far.any():
+            source, destination, bytes, here, there = (x[far] for x in (source, destination, bytes, here, there))
+            near = source % per_node * cluster.nics_per_node // per_node
+            rail = destination % per_node * cluster.nics_per_node // per_node
+            if cluster.rails:
+                moved = near != rail
+                relay = here[moved] * per_node + np.ceil(rail[moved] * per_nic).astype(np.int64)
+                np.add.at(load, 2 * source[moved], bytes[moved])
+                np.add.at(load, 2 * relay + 1, bytes[moved])
+                near = rail
+            np.add.at(load, self._first_nic + 2 * (here * cluster.nics_per_node + near), bytes)
+            np.add.at(load, self._first_nic + 2 * (there * cluster.nics_per_node + rail) + 1, bytes)
+            for level, first in zip(cluster.levels, self._first_uplink):
+                a, b = here // level.nodes, there // level.nodes
+                over = (a != b) & (first >= 0)
+                lane = rail[over] if cluster.rails else 0
+                np.add.at(load, first + 2 * (self._rails * a[over] + lane), bytes[over])
+                np.add.at(load, first + 2 * (self._rails * b[over] + lane) + 1, bytes[over])
+        used = np.flatnonzero(load)
+        return tuple(zip(used.tolist(), load[used].tolist()))
+
+
+def blocks(nodes: int, oversubscription: float, cluster: Cluster) -> bool:
+    """Whether a level's uplinks can hold traffic up: oversubscribed, and with nodes beyond them."""
+    return oversubscription > 1 and cluster.nodes > nodes

@@ -1,0 +1,230 @@
+"""One simulated rank: install the hooks, let the script run, take them out, give its trace."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import importlib.util
+import os
+import random
+import sys
+import time
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from echo_hooks import integrations
+from echo_hooks.capture.capture import Capture
+from echo_hooks.capture.overhead import entry_overhead_ns
+from echo_hooks.capture.plans import Planner
+from echo_hooks.capture.steps import StepsDone
+from echo_hooks.devices.allocator import CachingAllocator
+from echo_hooks.devices.pretended_cuda import PretendedCuda
+from echo_hooks.devices.tensor_patches import patches as tensor_patches
+from echo_hooks.errors import EchoError, NothingSimulated, ScriptError
+from echo_hooks.graph.groups import GroupTable
+from echo_hooks.graph.recorder import Recorder
+from echo_hooks.graph.rundir import RankTrace
+from echo_hooks.hardware.cluster import load_cluster
+from echo_hooks.patching import PatchSet
+from echo_hooks.runner import run_script
+from echo_hooks.world import PayloadStore, VirtualWorld, environment
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all ranks of one simulated job share.
+
+    ``cluster``: as given on the command line ("h800:12x8" or a file). ``out``: the run directory; payloads of ranks
+    traced before are kept below it ("" keeps none).
+    """
+
+    world_size: int
+    nproc_per_node: int
+    cluster: str
+    script: str = ""
+    args: tuple[str, ...] = ()
+    module: bool = False
+    warmup_steps: int = 1
+    steps: int = 1
+    seed: int = 0
+    out: str = ""
+
+
+class Stage:
+    """The hooks of one process: the pretended device, torch's patches, the virtual world, the integrations.
+
+    ``install()`` knows no rank yet, so that a fork server can do it once; ``become(rank)`` turns the process (or its
+    fork) into that rank and gives the capture that watches it.
+    """
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.accelerator = load_cluster(job.cluster).accelerator
+        self.planner = Planner()
+        self.integrations = integrations.load()
+        recorder, allocator = self._recorder(0), self._allocator()
+        self.device = PretendedCuda(
+            recorder,
+            self.accelerator,
+            device_count=job.nproc_per_node,
+            local_rank=0,
+            allocator=allocator,
+        )
+        self.capture = Capture(recorder, allocator, self.planner, job.warmup_steps, job.steps)
+        self.world = VirtualWorld(
+            recorder, self.capture.values, nproc_per_node=job.nproc_per_node, payloads=PayloadStore(None), seed=job.seed
+        )
+        self.overhead_ns = 0
+        self._patches = PatchSet(tensor_patches())
+        self._watcher = integrations.ImportWatcher(self.integrations)
+        self._installed = contextlib.ExitStack()
+
+    def _recorder(self, rank: int) -> Recorder:
+        return Recorder(rank, self.job.world_size)
+
+    def _allocator(self) -> CachingAllocator:
+        return CachingAllocator(self.accelerator.memory_bytes)
+
+    def install(self) -> None:
+        for part in (self.device, self._patches, self.world, self._watcher):
+            part.install()
+            self._installed.callback(part.remove)
+        self.overhead_ns = entry_overhead_ns(self.capture)
+
+    def remove(self) -> None:
+        """Take every hook out again, in reverse order."""
+        self._installed.close()
+
+    def become(self, rank: int) -> Capture:
+        job = self.job
+        recorder, allocator = self._recorder(rank), self._allocator()
+        recorder.script(job.script or sys.argv[0])
+        recorder.overhead_ns = self.overhead_ns
+        self.capture = Capture(recorder, allocator, self.planner, job.warmup_steps, job.steps)
+        payloads = PayloadStore(Path(job.out) / "payloads" if job.out else None)
+        self.device.retarget(recorder, rank % job.nproc_per_node, allocator)
+        self.world.retarget(recorder, self.capture.values, payloads)
+        self.capture.mode.world = self.world
+        return self.capture
+
+    def variables(self, rank: int) -> dict[str, str]:
+        """The environment torchrun and the frameworks would give this rank."""
+        job = self.job
+        result = environment(rank, job.world_size, job.nproc_per_node)
+        for integration in self.integrations:
+            for name, value in integration.environment.items():
+                result.setdefault(name, os.environ.get(name, value))
+        return result
+
+    def named(self, groups: GroupTable) -> GroupTable:
+        """The groups under the names that the frameworks' users have for them."""
+        names: dict[str, str] = {}
+        for integration in self.integrations:
+            names.update(integration.group_names)
+        groups.groups = [replace(g, name=names.get(g.desc, g.name)) for g in groups.groups]
+        return groups
+
+
+class Tracer:
+    """Traces ranks of one job, each in a process of its own: ``prepare()`` once, then fork, then ``trace(rank)``."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.stage: Stage | None = None
+
+    def prepare(self) -> None:
+        """Install rank-neutral hooks and import what the script will import, so that the forks find it ready."""
+        self.stage = Stage(self.job)
+        self.stage.install()
+        imported = script_imports(self.job)
+        for integration in self.stage.integrations:
+            if imported & set(integration.frameworks):
+                for name in integration.preload:
+                    with contextlib.suppress(ImportError):  # another version lacks it: the script decides
+                        importlib.import_module(name)
+
+    def trace(self, rank: int) -> RankTrace:
+        """Run the script as ``rank`` and return its measured steps. Leaves the hooks in: the process ends with it.
+
+        Raises ScriptError with the script's own traceback, NothingSimulated when it took no optimizer step.
+        """
+        assert self.stage is not None, "prepare() comes first"
+        stage, job = self.stage, self.job
+        began = time.perf_counter()
+        os.environ.update(stage.variables(rank))
+        _seed(job.seed)
+        capture = stage.become(rank)
+        capture.start()
+        try:
+            run_script(job.script, list(job.args), job.module)
+        except StepsDone:
+            pass
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise ScriptError(f"rank {rank}: the script exited with status {error.code}", rank) from None
+        except EchoError:
+            raise
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise ScriptError(f"rank {rank}: {type(error).__name__}: {error}", rank, script_traceback(error)) from error
+        finally:
+            capture.stop()
+            stage.world.payloads.save()
+        return finished(stage, time.perf_counter() - began)
+
+
+def finished(stage: Stage, seconds: float) -> RankTrace:
+    """The trace of the stage's rank; NothingSimulated (with the trace) when it lacks measured steps."""
+    trace = stage.capture.trace(seconds)
+    stage.named(trace.groups)
+    missing = stage.capture.missing_steps()
+    if missing is not None:
+        raise NothingSimulated(missing, trace.rank, trace)
+    return trace
+
+
+def script_imports(job: Job) -> set[str]:
+    """Top-level names that the script's own text imports; empty when it cannot be read."""
+    path: str | None = job.script
+    if job.module:
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(job.script)
+            path = spec.origin if spec else None
+    try:
+        tree = ast.parse(Path(path or "").read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def script_traceback(error: BaseException) -> str:
+    """The traceback as Python would print it for the script alone: without Echo's frames around and below it."""
+    ours = (os.path.dirname(os.path.abspath(__file__)) + os.sep, "<frozen runpy>")
+    summary = traceback.TracebackException.from_exception(error)
+    seen: set[int] = set()
+    part: traceback.TracebackException | None = summary
+    while part is not None and id(part) not in seen:
+        seen.add(id(part))
+        kept = [frame for frame in part.stack if not frame.filename.startswith(ours)]
+        part.stack = traceback.StackSummary.from_list(kept)
+        part = part.__cause__ or part.__context__
+    return "".join(summary.format())
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)

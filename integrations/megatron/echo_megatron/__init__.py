@@ -1,0 +1,94 @@
+"""Megatron: names of its groups, and what megatron-core needs where Transformer Engine is missing."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from echo_hooks.integrations import Integration
+from echo_hooks.patching import Patch, PatchSet
+
+GROUP_NAMES = {
+    # group_desc given by megatron.core.parallel_state -> the name Megatron's users have for it
+    "TENSOR_MODEL_PARALLEL_GROUP": "tp",
+    "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+    "DATA_PARALLEL_GROUP": "dp",
+    "DATA_PARALLEL_GROUP_GLOO": "dp-gloo",
+    "DATA_PARALLEL_GROUP_WITH_CP": "dp-cp",
+    "DATA_PARALLEL_GROUP_WITH_CP_GLOO": "dp-cp-gloo",
+    "DATA_PARALLEL_GROUP_WITH_CP_AG": "dp-cp-ag",
+    "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": "dp-cp-intra",
+    "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO": "dp-cp-intra-gloo",
+    "CONTEXT_PARALLEL_GROUP": "cp",
+    "MODEL_PARALLEL_GROUP": "mp",
+    "EMBEDDING_GROUP": "embd",
+    "POSITION_EMBEDDING_GROUP": "pos-embd",
+    "TENSOR_AND_DATA_PARALLEL_GROUP": "tp-dp",
+    "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP": "tp-dp-cp",
+    "TENSOR_AND_CONTEXT_PARALLEL_GROUP": "tp-cp",
+    "EXPERT_MODEL_PARALLEL_GROUP": "ep",
+    "EXPERT_TENSOR_PARALLEL_GROUP": "etp",
+    "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "tp-ep",
+    "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": "tp-ep-pp",
+    "EXPERT_DATA_PARALLEL_GROUP": "ep-dp",
+    "EXPERT_DATA_PARALLEL_GROUP_GLOO": "ep-dp-gloo",
+    "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "intra-dist-opt",
+}
+
+
+def _torch_norm(module: ModuleType):
+    """WrappedTorchNorm refuses sequence parallelism, which Transformer Engine's and Apex's norms serve.
+
+    The norm itself is the same; only its parameters must carry the mark by which their gradients are reduced over
+    the tensor-parallel group.
+    """
+
+    def make(original):
+        def new(cls, config, hidden_size, *args, **kwargs):
+            if not config.sequence_parallel:
+                return original.__func__(cls, config, hidden_size, *args, **kwargs)
+            config.sequence_parallel = False
+            try:
+                norm = original.__func__(cls, config, hidden_size, *args, **kwargs)
+            finally:
+                config.sequence_parallel = True
+            for parameter in norm.parameters():
+                parameter.sequence_parallel = True
+            return norm
+
+        return staticmethod(new)
+
+    patch = Patch(module.WrappedTorchNorm, "__new__", make, "sequence parallel norm without TE", "0.12")
+    return _install(patch)
+
+
+def _moe_utils(module: ModuleType):
+    """The router's GEMM looks up a name that is only bound where Transformer Engine imports."""
+    if hasattr(module, "te_general_gemm"):
+        return None
+    return _install(Patch(module, "te_general_gemm", lambda _: None, "unbound without TE", "0.14", create=True))
+
+
+def _install(patch: Patch):
+    patches = PatchSet([patch])
+    patches.install()
+    return patches.remove
+
+
+integration = Integration(
+    name="megatron",
+    frameworks=("megatron",),
+    preload=(
+        "megatron.core",
+        "megatron.core.parallel_state",
+        "megatron.core.models.gpt",
+        "megatron.core.models.gpt.gpt_layer_specs",
+        "megatron.core.optimizer",
+        "megatron.core.pipeline_parallel",
+        "megatron.core.distributed",
+    ),
+    on_import={
+        "megatron.core.transformer.torch_norm": _torch_norm,
+        "megatron.core.transformer.moe.moe_utils": _moe_utils,
+    },
+    group_names=GROUP_NAMES,
+)

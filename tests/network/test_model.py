@@ -1,0 +1,263 @@
+"""The model as its users see it: durations, loads, groups that lie differently, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echo_hooks.errors import UsageError
+from echo_hooks.hardware.cluster import Level, load_cluster
+from echo_hooks.network.describe import describe
+from echo_hooks.network.model import COLLECTIVES, CommunicationModel
+from echo_hooks.network.sharing import max_min_rates
+
+KI, MI, GI = 1 << 10, 1 << 20, 1 << 30
+H100 = load_cluster("h100-sxm:4x8")
+MODEL = CommunicationModel(H100)
+GROUPS = {
+    "pair": (0, 1),
+    "node": tuple(range(8)),
+    "two nodes": tuple(range(16)),
+    "world": tuple(range(32)),
+    "strided": (3, 11, 19, 27),
+    "partial": (0, 1, 8, 9, 16, 17),
+    "irregular": (0, 1, 2, 8, 17, 18),
+}
+
+
+def changed(cluster, *, nic=1.0, scale_up=1.0, **changes):
+    accelerator = cluster.accelerator
+    return dataclasses.replace(
+        cluster,
+        nic_bandwidth_bytes_per_s=cluster.nic_bandwidth_bytes_per_s * nic,
+        accelerator=dataclasses.replace(
+            accelerator, scaleup_bandwidth_bytes_per_s=accelerator.scaleup_bandwidth_bytes_per_s * scale_up
+        ),
+        **changes,
+    )
+
+
+def costs_of(model, name, ranks, sizes):
+    root = ranks[0] if name in ("broadcast", "reduce", "gather", "scatter") else -1
+    return [model.collective(name, ranks, size, "bfloat16", root=root).duration_us for size in sizes]
+
+
+# ---- monotone ----
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    name=st.sampled_from(COLLECTIVES),
+    group=st.sampled_from(sorted(GROUPS)),
+    sizes=st.lists(st.integers(0, 8 * GI) | st.integers(0, 4 * MI), min_size=2, max_size=6),
+)
+def test_more_bytes_are_never_faster(name, group, sizes):
+    durations = costs_of(MODEL, name, GROUPS[group], sorted(sizes))
+    assert durations == sorted(durations)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    name=st.sampled_from(COLLECTIVES),
+    group=st.sampled_from(sorted(GROUPS)),
+    size=st.integers(1, 40).map(lambda k: 1 << k if k < 33 else 3 * k * MI),
+    fast=st.floats(0.02, 2.5),
+    slow=st.floats(0.05, 1.0),
+    which=st.sampled_from(["nic", "scale_up"]),
+)
+def test_a_slower_link_is_never_faster(name, group, size, fast, slow, which):
+    a = costs_of(CommunicationModel(changed(H100, **{which: fast})), name, GROUPS[group], [size])
+    b = costs_of(CommunicationModel(changed(H100, **{which: fast * slow})), name, GROUPS[group], [size])
+    assert b[0] >= a[0] * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_blocking_switch_is_never_faster(name):
+    world = GROUPS["world"]
+    durations = [
+        costs_of(CommunicationModel(changed(H100, levels=(Level("leaf", 2, o),))), name, world, [64 * MI])[0]
+        for o in (1.0, 2.0, 4.0, 64.0)
+    ]
+    assert durations == sorted(durations)
+
+
+# ---- never above the wire ----
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]), k=st.integers(10, 36))
+def test_ring_bus_bandwidth_stays_below_the_slowest_link(name, k):
+    model = CommunicationModel(H100, environment={"NCCL_ALGO": "Ring"})
+    for group, link in (("node", 370.8e3), ("world", 8 * 48e3), ("strided", 48e3)):
+        n = len(GROUPS[group])
+        bus = (1 << k) * (2 if name == "all_reduce" else 1) * (n - 1) / n
+        assert bus / costs_of(model, name, GROUPS[group], [1 << k])[0] <= min(link, 370.8e3)
+
+
+@pytest.mark.parametrize("name", [c for c in COLLECTIVES if c != "barrier"])
+@pytest.mark.parametrize("group", sorted(GROUPS))
+def test_alone_an_operation_is_held_up_by_no_link(name, group):
+    cost = MODEL.collective(name, GROUPS[group], 256 * MI, "bfloat16", root=GROUPS[group][0])
+    transfer = cost.duration_us - cost.latency_us
+    demand = [[(r, b / transfer) for r, b in cost.loads]]
+    capacities = [r.capacity_bytes_per_us for r in MODEL.resources]
+    assert max_min_rates(demand, capacities) == pytest.approx([1.0])
+
+
+# ---- values by hand ----
+
+
+def test_large_ring_all_gather_in_a_node():
+    cost = MODEL.collective("all_gather", GROUPS["node"], GI, "bfloat16")
+    # Ring, Simple: 8.4 us + 7 hops of 3.4 us + 7/8 GiB at 370.8 GB/s.
+    assert (cost.algorithm, cost.protocol) == ("ring", "simple")
+    assert cost.latency_us == pytest.approx(8.4 + 7 * 3.4)
+    assert cost.duration_us == pytest.approx(8.4 + 7 * 3.4 + 7 / 8 * GI / 370.8e3, rel=1e-6)
+    assert cost.channels == 24
+
+
+def test_small_tree_all_reduce_between_nodes():
+    cost = MODEL.collective("all_reduce", GROUPS["world"], 4 * KI, "float32")
+    # LL: 6.8 us + 2 (7 hops of 0.6 us and 2 of 5 us), at 0.5 * 20.4 GB/s times NCCL's correction 0.7.
+    assert (cost.algorithm, cost.protocol) == ("tree", "ll")
+    assert cost.duration_us == pytest.approx(6.8 + 2 * (7 * 0.6 + 2 * 5) + 4096 / (0.5 * 20.4e3 * 0.7) * 16 / 3, rel=1e-3)
+
+
+def loads_by_name(cost, model=MODEL):
+    return {model.resources[r].name: b for r, b in cost.loads}
+
+
+def test_loads_of_a_ring():
+    model = CommunicationModel(H100, environment={"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"})
+    loads = loads_by_name(model.collective("all_reduce", GROUPS["two nodes"], 16 * MI, "float32"), model)
+    volume = 2 * 15 / 16 * 16 * MI
+    expected = {f"scale-up {way} {r}": volume for r in range(16) for way in ("out of", "into")}
+    expected |= {f"NIC {k} of node {n} {way}": volume / 8 for n in (0, 1) for k in range(8) for way in ("out", "in")}
+    assert loads == pytest.approx(expected)
+
+
+def test_a_strided_group_loads_its_rail_and_nothing_else():
+    loads = loads_by_name(MODEL.collective("all_reduce", GROUPS["strided"], GI, "bfloat16"))
+    assert {name for name in loads} == {f"NIC 3 of node {n} {way}" for n in range(4) for way in ("out", "in")}
+
+
+def test_eight_strided_groups_do_not_collide_and_on_four_nics_they_do():
+    for nics, expected in ((8, 1.0), (4, 0.5)):
+        model = CommunicationModel(changed(H100, nics_per_node=nics))
+        costs = [model.collective("all_reduce", (k, 8 + k, 16 + k, 24 + k), GI, "bfloat16") for k in range(8)]
+        demand = [[(r, b / (c.duration_us - c.latency_us)) for r, b in c.loads] for c in costs]
+        rates = max_min_rates(demand, [r.capacity_bytes_per_us for r in model.resources])
+        assert rates == pytest.approx([expected] * 8, rel=0.02)
+
+
+def test_loads_of_an_even_all_to_all():
+    cost = MODEL.collective("all_to_all", GROUPS["node"], 8 * MI, "bfloat16")
+    assert set(loads_by_name(cost).values()) == {7 * MI}
+
+
+def test_uneven_all_to_all_takes_its_fullest_link():
+    ranks = GROUPS["node"]
+    even = [[MI] * 8 for _ in range(8)]
+    skewed = [[MI] * 7 + [4 * MI] for _ in range(8)]  # all send four times as much to the last
+    assert MODEL.collective("all_to_all", ranks, 8 * MI, "bfloat16", splits=even).duration_us == pytest.approx(
+        MODEL.collective("all_to_all", ranks, 8 * MI, "bfloat16").duration_us
+    )
+    assert MODEL.collective("all_to_all", ranks, 0, "bfloat16", splits=skewed).duration_us == pytest.approx(
+        MODEL.collective("all_to_all", ranks, 32 * MI, "bfloat16").duration_us
+    )
+
+
+def test_oversubscription_holds_an_all_to_all_up():
+    free = CommunicationModel(changed(H100, levels=()))
+    tight = CommunicationModel(changed(H100, levels=(Level("leaf", 1, 4.0),)))
+    world = GROUPS["world"]
+    a, b = (m.collective("all_to_all", world, GI, "bfloat16") for m in (free, tight))
+    # Between nodes 24/32 of the bytes of 8 ranks go out over 8 NICs; the uplinks have a quarter of their speed.
+    assert a.duration_us == pytest.approx(24 / 32 * GI / 48e3, rel=0.02)
+    assert b.duration_us == pytest.approx(4 * 24 / 32 * GI / 48e3, rel=0.02)
+
+
+def test_a_send_depends_on_the_communicator_that_carries_it():
+    pair = MODEL.point_to_point(0, 1, 32 * MI, group_size=2)
+    group = MODEL.point_to_point(0, 1, 32 * MI, group_size=8)
+    assert (pair.channels, group.channels) == (16, 4)
+    assert pair.duration_us < group.duration_us
+    assert loads_by_name(pair) == {"scale-up out of 0": 32 * MI, "scale-up into 1": 32 * MI}
+
+
+def test_a_send_between_rails_passes_through_the_node():
+    loads = loads_by_name(MODEL.point_to_point(0, 9, MI, group_size=2))
+    assert set(loads) == {"scale-up out of 0", "scale-up into 1", "NIC 1 of node 0 out", "NIC 1 of node 1 in"}
+
+
+def test_sends_between_nodes_take_at_most_the_nic():
+    cost = MODEL.point_to_point(0, 8, GI, group_size=2)
+    assert GI / cost.duration_us <= 48e3
+
+
+def test_a_group_of_one_communicates_nothing():
+    launch = H100.accelerator.launch_overhead_us
+    for name in COLLECTIVES:
+        cost = MODEL.collective(name, (5,), MI, "bfloat16")
+        assert cost.loads == ()
+        assert launch <= cost.duration_us < launch + 5
+
+
+def test_coalesced_collectives_pay_for_every_round_of_channels():
+    one = MODEL.collective("all_gather", GROUPS["node"], GI, "bfloat16")
+    many = MODEL.collective("all_gather", GROUPS["node"], GI, "bfloat16", count=48)
+    assert many.duration_us - one.duration_us == pytest.approx(one.latency_us, rel=1e-6)
+
+
+def test_groups_that_lie_alike_cost_the_same():
+    a, b = (MODEL.collective("all_reduce", tuple(range(k, k + 8)), MI, "bfloat16") for k in (0, 8))
+    assert dataclasses.replace(a, loads=()) == dataclasses.replace(b, loads=())
+
+
+def test_slow_nics_of_a_preset_show():
+    slow = CommunicationModel(changed(H100, nic=0.25))
+    a, b = (m.collective("all_reduce", GROUPS["world"], GI, "bfloat16").duration_us for m in (MODEL, slow))
+    assert 3 < b / a < 4.5
+
+
+def test_environment_of_the_job():
+    forced = CommunicationModel(H100, environment={"NCCL_ALGO": "Tree", "NCCL_PROTO": "LL", "HOME": "/"})
+    cost = forced.collective("all_reduce", GROUPS["node"], GI, "bfloat16")
+    assert (cost.algorithm, cost.protocol) == ("tree", "ll")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda m: m.collective("allreduce", (0, 1), 8, "float32"), "all_reduce"),
+        (lambda m: m.collective("all_reduce", (), 8, "float32"), "without ranks"),
+        (lambda m: m.collective("all_reduce", (0, 0), 8, "float32"), "twice"),
+        (lambda m: m.collective("all_reduce", (0, 99), 8, "float32"), "rank 99"),
+        (lambda m: m.collective("all_reduce", (0, 1), -8, "float32"), "bytes"),
+        (lambda m: m.collective("broadcast", (0, 1), 8, "float32", root=2), "root 2"),
+        (lambda m: m.collective("all_reduce", (0, 1), 8, "float32", count=0), "count"),
+        (lambda m: m.collective("all_to_all", (0, 1), 8, "float32", splits=[[1, 2]]), "2 rows of 2"),
+        (lambda m: m.collective("all_to_all", (0, 1), 8, "float32", splits=[[1, 2], [3]]), "2 rows of 2"),
+        (lambda m: m.point_to_point(0, 99, 8, group_size=2), "rank 99"),
+        (lambda m: m.point_to_point(1, 1, 8, group_size=2), "twice"),
+    ],
+)
+def test_errors(call, said):
+    with pytest.raises(UsageError, match=said):
+        call(MODEL)
+
+
+def test_describe():
+    said = describe(MODEL, "all_gather", GROUPS["node"], GI)
+    assert said["bus_bandwidth_gb_per_s"] == pytest.approx(GI * 7 / 8 / said["duration_us"] / 1e3)
+    assert said["latency_us"] + said["transfer_us"] == pytest.approx(said["duration_us"])
+    assert said["resources_in_all"] == 16
+    assert said["resources"][0]["busy_share"] == pytest.approx(1.0, rel=1e-3)
+    json.dumps(said)
+    assert describe(MODEL, "send", (0, 8), MI)["placement"]["nodes"] == 2
+    with pytest.raises(UsageError, match="two ranks"):
+        describe(MODEL, "send", (0, 1, 2), MI)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import device
+from virtual_rank import device
 
 
 def test_parameters_are_verified_and_broadcast(world):
@@ -59,3 +59,21 @@ def test_gradients_of_uniform_ranks_keep_their_size(world, hook):
 
     world(rank=1)
     assert torch.allclose(gradient(True), gradient(False))  # DDP divides the sum by the world size
+
+
+def test_the_reducer_runs_without_data(world):
+    """Six layers of 64 x 64 in two buckets; the bucket of the last layers is reduced while backward goes on."""
+    run = world(rank=1, backend="nccl", check_devices=False)
+    with torch.device("meta"):
+        layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(6)))
+    model = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.06, static_graph=True)
+    for _ in range(2):
+        before = len(run.records())
+        model(device(2, 64)).sum().backward()
+    reduces = [r for r in run.records()[before:] if r["kind"] == "collective"]
+    assert {r["op"].name for r in reduces} == {"all_reduce"} and len(reduces) >= 2
+    assert sum(r["bytes"] for r in reduces) == 6 * 64 * 64 * 4
+    assert {r["stream"] for r in reduces} == {"comm:world"}
+    steps = run.steps()[before:]
+    assert [s for s in steps if s == ("wait_event", "default")] == [("wait_event", "default")] * len(reduces)
+    assert steps[-len(reduces) :] == [("wait_event", "default")] * len(reduces)

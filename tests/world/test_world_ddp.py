@@ -62,18 +62,19 @@ def test_gradients_of_uniform_ranks_keep_their_size(world, hook):
 
 
 def test_the_reducer_runs_without_data(world):
-    """Six layers of 64 x 64 in two buckets; the bucket of the last layers is reduced while backward goes on."""
+    """Until the buckets are rebuilt, which needs data that only a device with shadows has: one bucket of all weights."""
     run = world(rank=1, backend="nccl", check_devices=False)
     with torch.device("meta"):
         layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(6)))
-    model = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.06, static_graph=True)
+    model = torch.nn.parallel.DistributedDataParallel(layers, static_graph=True)
     for _ in range(2):
         before = len(run.records())
         model(device(2, 64)).sum().backward()
-    reduces = [r for r in run.records()[before:] if r["kind"] == "collective"]
-    assert {r["op"].name for r in reduces} == {"all_reduce"} and len(reduces) >= 2
-    assert sum(r["bytes"] for r in reduces) == 6 * 64 * 64 * 4
-    assert {r["stream"] for r in reduces} == {"comm:world"}
-    steps = run.steps()[before:]
-    assert [s for s in steps if s == ("wait_event", "default")] == [("wait_event", "default")] * len(reduces)
-    assert steps[-len(reduces) :] == [("wait_event", "default")] * len(reduces)
+    assert run.steps()[before:] == [
+        ("record_event", "default"),
+        ("wait_event", "comm:world"),
+        ("all_reduce", "comm:world"),
+        ("record_event", "comm:world"),
+        ("wait_event", "default"),
+    ]
+    assert run.records()[before + 2]["bytes"] == 6 * 64 * 64 * 4

@@ -62,7 +62,7 @@ def test_gradients_of_uniform_ranks_keep_their_size(world, hook):
 
 
 def test_the_reducer_runs_without_data(world):
-    """Until the buckets are rebuilt, which needs data that only a device with shadows has: one bucket of all weights."""
+    """One bucket with all weights, until the rebuild, which needs known values on the device."""
     run = world(rank=1, backend="nccl", check_devices=False)
     with torch.device("meta"):
         layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(6)))

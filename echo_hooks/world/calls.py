@@ -209,7 +209,7 @@ def scatter(
     if value is not None:
         world.values.set(out, value)
     else:
-        make_up(world, out, f"scatter from rank {rank}", None)
+        make_up(world, out, "scatter", rank)
     return _finish(world, completion, [out])
 
 
@@ -254,7 +254,7 @@ def recv(world: VirtualWorld, group: RecordingGroup, out: torch.Tensor, peer: in
         echo = None
         if out.numel() == 1 and out.dtype in (torch.int32, torch.int64):
             echo = world.last_sent.get((group.entry.index, source))
-        make_up(world, out, f"recv from rank {source}", echo)
+        make_up(world, out, "recv", source, echo)
     return RecordedWork(world.recorder, [out], completion, peer)
 
 

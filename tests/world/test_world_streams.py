@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives  # registers the legacy namespace
-from conftest import device
+from virtual_rank import device
 
 
 def nccl(world, rank: int = 1, world_size: int = 4):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from echo_hooks.network.nccl_graph import Communicator
 from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, parse_version, tables
 from echo_hooks.network.placement import Placement, place
 from echo_hooks.network.plan import Planned, Rules, plan_collective, plan_exchange, plan_send
-from echo_hooks.network.resources import Links, Loads, architecture, blocks, usable_nic, usable_scale_up
+from echo_hooks.network.resources import Links, Loads, Traffic, architecture, blocks, usable_nic, usable_scale_up
 
 COLLECTIVES = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce",
@@ -61,9 +61,10 @@ class CommunicationModel:
         self.notes = _notes(calibration, cluster, nccl_version)
         self._links = Links(cluster)
         self._placements: dict[tuple[int, ...], Placement] = {}
+        self._communicators: dict[tuple, tuple[Communicator, Reach]] = {}
         self._curves: dict[tuple, Curve] = {}
         self._costs: dict[tuple, Cost] = {}
-        self._even_loads: dict[tuple, Loads] = {}
+        self._traffic: dict[tuple, Traffic] = {}
 
     @property
     def resources(self) -> list[Resource]:
@@ -105,9 +106,8 @@ class CommunicationModel:
             comm, reach = self._communicator(placement, group_size)
             curve = self._curve(("send", comm, reach), self._plan_send, comm, reach)
             point = curve.at(bytes)
-            sent = np.array([bytes * WIRE[point.protocol]])
-            loads = self._links.pairs(np.array([source]), np.array([destination]), sent)
-            cost = self._costs[key] = self._cost(point, loads)
+            traffic = self._links.pairs(np.array([source]), np.array([destination]), np.ones(1))
+            cost = self._costs[key] = self._cost(point, traffic, bytes)
         return cost
 
     def placement(self, ranks: tuple[int, ...]) -> Placement:
@@ -155,7 +155,7 @@ class CommunicationModel:
 
         curve = self._curve((function, comm, reach, kind, count), plan, comm, reach)
         point = curve.at(bytes)
-        return self._cost(point, self._collective_loads(function, point, placement, bytes))
+        return self._cost(point, self._collective_traffic(function, point.algorithm, placement), bytes)
 
     def _alone(self, name: str, bytes: int) -> Cost:
         """A group of one: NCCL copies input to output where they differ, reading and writing memory once."""
@@ -164,31 +164,31 @@ class CommunicationModel:
         launch = accelerator.launch_overhead_us
         return Cost(launch + copy, launch + copy, "copy", "simple", 1, ())
 
-    def _collective_loads(
-        self, function: str, point: Point, placement: Placement, bytes: int
-    ) -> list[tuple[int, float]]:
-        """Bytes per link: each accelerator's, in and out, and each node's, spread over its NICs."""
+    def _collective_traffic(self, function: str, algorithm: str, placement: Placement) -> Traffic:
+        """Bytes per link and byte of the collective: each accelerator's, in and out, and each node's, over its NICs."""
+        key = (function, algorithm, placement.ranks)
+        traffic = self._traffic.get(key)
+        if traffic is not None:
+            return traffic
         n, m, g = len(placement.ranks), len(placement.nodes), placement.per_node
-        wire = WIRE[point.protocol] * bytes
         passes = 2 if function == "all_reduce" else 1
-        ring = passes * (n - 1) / n * wire if function not in ("broadcast", "reduce") else wire
-        if point.algorithm == "ring":
+        ring = passes * (n - 1) / n if function not in ("broadcast", "reduce") else 1.0
+        if algorithm == "ring":
             local, net = ring, ring
-        elif point.algorithm == "tree":
-            local, net = 2 * wire, (1 if m == 2 else 2) * wire
-        elif point.algorithm in ("nvls", "nvls_tree"):
-            local = wire if function == "all_reduce" else wire * (g - 1) / g
-            net = (1 if m == 2 else 2) * wire
-        elif point.algorithm == "pat":
-            local, net = 0.0, (m - 1) / m * wire
+        elif algorithm == "tree":
+            local, net = 2.0, 1.0 if m == 2 else 2.0
+        elif algorithm in ("nvls", "nvls_tree"):
+            local, net = 1.0 if function == "all_reduce" else (g - 1) / g, 1.0 if m == 2 else 2.0
+        elif algorithm == "pat":
+            local, net = 0.0, (m - 1) / m
         else:
-            local, net = wire, wire
+            local, net = 1.0, 1.0
         loads = self._links.scale_up(placement.ranks, local) if g > 1 and local else []
         if m > 1:
             # Rings and trees go through the nodes in order, so each switch is entered and left once.
-            crossing = [net if spans > 1 else 0.0 for spans in placement.spans]
-            loads += self._links.fabric(placement, net, crossing)
-        return loads
+            loads += self._links.fabric(placement, net, [net if spans > 1 else 0.0 for spans in placement.spans])
+        traffic = self._traffic[key] = self._links.traffic(loads)
+        return traffic
 
     # ---- sends and what is made of them ----
 
@@ -218,18 +218,18 @@ class CommunicationModel:
         curve = self._curve((name, comm, reach, fullest), plan, comm, reach)
         if splits is None:
             point = curve.at(bytes)
-            return self._cost(point, [(r, b * bytes * WIRE[point.protocol]) for r, b in even])
-        loads = self._matrix_loads(placement, _matrix(splits, len(placement.ranks)))
+            return self._cost(point, even, bytes)
+        loads = self._matrix_traffic(placement, _matrix(splits, len(placement.ranks)))
         # It takes as long as an even one that loads the fullest link of the same kind as much.
         size = max(us / even_us for us, even_us in zip(self._fullest_us(loads), fullest) if even_us > 0)
         point = curve.at(size)
-        return self._cost(point, [(r, b * WIRE[point.protocol]) for r, b in loads])
+        return self._cost(point, loads, 1)
 
-    def _even(self, name: str, placement: Placement, root: int) -> Loads:
-        """Loads of one byte, equally spread."""
-        key = (name, placement.ranks, root)
-        loads = self._even_loads.get(key)
-        if loads is None:
+    def _even(self, name: str, placement: Placement, root: int) -> Traffic:
+        """Of one byte, equally spread."""
+        key = (name, root, placement.ranks)
+        traffic = self._traffic.get(key)
+        if traffic is None:
             n = len(placement.ranks)
             share = np.zeros((n, n))
             at = placement.ranks.index(root) if root >= 0 else 0
@@ -240,20 +240,20 @@ class CommunicationModel:
             else:
                 share[at, :] = 1 / n
             np.fill_diagonal(share, 0.0)
-            loads = self._even_loads[key] = self._matrix_loads(placement, share)
-        return loads
+            traffic = self._traffic[key] = self._matrix_traffic(placement, share)
+        return traffic
 
-    def _matrix_loads(self, placement: Placement, matrix: np.ndarray) -> Loads:
-        """Loads of ``matrix[i, j]`` bytes from place i to place j."""
+    def _matrix_traffic(self, placement: Placement, matrix: np.ndarray) -> Traffic:
+        """Of ``matrix[i, j]`` bytes from place i to place j."""
         ranks = np.array(placement.ranks)
         i, j = np.nonzero(matrix)
         return self._links.pairs(ranks[i], ranks[j], matrix[i, j])
 
-    def _fullest_us(self, loads: Loads) -> tuple[float, float]:
+    def _fullest_us(self, traffic: Traffic) -> tuple[float, float]:
         """Time of the fullest link in a node, and of the fullest one outside."""
-        times = [(r < 2 * self.cluster.world_size, b / self.resources[r].capacity_bytes_per_us) for r, b in loads]
-        inside, outside = (max((t for here, t in times if here is side), default=0.0) for side in (True, False))
-        return inside, outside
+        times = traffic.per_byte / traffic.capacity
+        inside = np.array(traffic.index, np.int64) < 2 * self.cluster.world_size
+        return float(np.max(times, where=inside, initial=0.0)), float(np.max(times, where=~inside, initial=0.0))
 
     # ---- shared ----
 
@@ -264,6 +264,13 @@ class CommunicationModel:
         return placement
 
     def _communicator(self, placement: Placement, group_size: int | None = None) -> tuple[Communicator, Reach]:
+        key = (placement.ranks, group_size)
+        found = self._communicators.get(key)
+        if found is None:
+            found = self._communicators[key] = self._new_communicator(placement, group_size)
+        return found
+
+    def _new_communicator(self, placement: Placement, group_size: int | None) -> tuple[Communicator, Reach]:
         cluster = self.cluster
         nodes, per_node = len(placement.nodes), placement.per_node
         scale_up = usable_scale_up(cluster.accelerator) / 1e3
@@ -306,18 +313,11 @@ class CommunicationModel:
             curve = self._curves[key] = monotone_curve(sample, comm, reach)
         return curve
 
-    def _cost(self, point: Point, loads: Iterable[tuple[int, float]]) -> Cost:
-        """A load is no more than the link can carry meanwhile, so that an operation alone is held up by none."""
+    @staticmethod
+    def _cost(point: Point, traffic: Traffic, bytes: int) -> Cost:
         transfer = point.duration_us - point.latency_us
-        resources = self.resources
-        return Cost(
-            point.duration_us,
-            point.latency_us,
-            point.algorithm,
-            point.protocol,
-            point.channels,
-            tuple((r, min(b, resources[r].capacity_bytes_per_us * transfer)) for r, b in loads),
-        )
+        loads = Loads(traffic, bytes * WIRE[point.protocol], transfer)
+        return Cost(point.duration_us, point.latency_us, point.algorithm, point.protocol, point.channels, loads)
 
 
 def _notes(calibration: Calibration, cluster: Cluster, nccl_version: str) -> list[str]:

@@ -21,22 +21,37 @@ SOURCES = {
     "echo_deepspeed": ROOT / "integrations" / "deepspeed" / "echo_deepspeed",
 }
 
-# Rooms from left to right; those of one column do not import each other. "" stands for the public face: the modules
-# directly in echo_hooks that put the rooms together.
+# Rooms and single modules from left to right; those of one column do not import each other. "" stands for the public
+# face, echo_hooks/__init__.py.
 COLUMNS = (
-    ("errors", "patching"),
+    ("errors", "patching", "runner", "host_tensors"),
+    ("integrations",),
     ("hardware",),
     ("graph",),
     ("world", "devices"),
     ("capture",),
-    ("timing", "network", "overlap"),
+    ("timing", "network", "overlap", "session"),
     ("compose",),
     ("report",),
+    ("analysis",),
+    ("simulation",),
     ("",),
     ("echo_launch",),
 )
 COLUMN = {room: i for i, rooms in enumerate(COLUMNS) for room in rooms}
-TORCH_FREE = ("errors", "hardware", "graph", "timing", "network", "compose", "report")
+TORCH_FREE = (
+    "errors",
+    "patching",
+    "runner",
+    "integrations",
+    "hardware",
+    "graph",
+    "timing",
+    "network",
+    "compose",
+    "report",
+    "analysis",
+)
 
 
 def modules() -> list[tuple[str, Path]]:

@@ -113,10 +113,10 @@ class Capture:
 
 def _with_marks(program: Program, recorder: Recorder, first_step: int) -> Program:
     """``program`` between a step_begin and a step_end mark."""
-    rows = {}
+    rows: dict[str, np.ndarray] = {}
     for name, dtype in COLUMNS.items():
         default = DEFAULTS.get(name, Kind.MARK)
-        column = np.empty(len(program) + 2, dtype)
+        column: np.ndarray = np.empty(len(program) + 2, dtype)
         column[1:-1] = program.columns[name]
         column[0] = column[-1] = default
         rows[name] = column
@@ -133,12 +133,12 @@ def _memory_window(events: dict[str, np.ndarray], begin: int, end: int) -> dict[
     alive = np.zeros(len(record), bool)
     freed = set(events["storage"][before & (events["bytes"] < 0)].tolist())
     candidates = np.flatnonzero(before & (events["bytes"] > 0))
-    last = {int(events["storage"][i]): int(i) for i in candidates}
+    last = {int(events["storage"][event]): event for event in candidates}
     counts: dict[int, int] = defaultdict(int)
-    for i in np.flatnonzero(before):
-        counts[int(events["storage"][i])] += 1 if events["bytes"][i] > 0 else -1
-    for storage, i in last.items():
-        alive[i] = storage not in freed or counts[storage] > 0
+    for event in np.flatnonzero(before):
+        counts[int(events["storage"][event])] += 1 if events["bytes"][event] > 0 else -1
+    for storage, event in last.items():
+        alive[event] = storage not in freed or counts[storage] > 0
     keep = alive | ((record >= begin) & (record <= end))
     window = {name: column[keep] for name, column in events.items()}
     # One mark stands before the window's first record.

@@ -76,8 +76,7 @@ class CaptureMode(TorchDispatchMode):
         """Outputs by the cached plan, one record where a kernel would run, and the values where they are known."""
         tensors: list[torch.Tensor] = []
         plan = self.planner.plan(func, args, kwargs, tensors)
-        if plan.signature is not None:
-            self.record(plan)
+        self._record(plan)
         result = self._build(plan.outputs, tensors, plan.device)
         constant = special.CONSTANTS.get(func)
         if constant is not None and isinstance(result, Pretended) and result.numel() <= shadows.INTEGERS_MAX_ELEMENTS:
@@ -86,7 +85,9 @@ class CaptureMode(TorchDispatchMode):
             self._shadow(plan, func, args, kwargs, tensors, result)
         return result
 
-    def record(self, plan: Plan) -> None:
+    def _record(self, plan: Plan) -> None:
+        if plan.signature is None:
+            return
         if plan.op < 0:
             plan.op = self.recorder.ops.add(plan.signature)
         self.recorder.compute(plan.op)

@@ -32,7 +32,9 @@ def entry_overhead_ns(capture: Capture) -> int:
 
 
 def _device() -> str:
-    return torch.accelerator.current_accelerator().type
+    device = torch.accelerator.current_accelerator()
+    assert device is not None, "the pretended device is installed first"
+    return device.type
 
 
 def _script_ns(capture: Capture) -> int:

@@ -106,7 +106,10 @@ def key_of(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 class Planner:
-    """Cache of plans; ``fake_mode`` answers first occurrences. One planner may serve many ranks."""
+    """Cache of plans; ``fake_mode`` answers first occurrences.
+
+    One rank a planner: plans remember their place in the recorder's op table.
+    """
 
     def __init__(self) -> None:
         self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -217,14 +220,14 @@ def _output(result, spec, func, args, places, tensors, fakes):
     if source:
         shape, stride = tuple(result.shape), result.stride()
         absolute = func is torch.ops.aten.as_strided.default and len(args) > 3 and args[3] is not None
-        return Alias(source[0], shape, stride, result.storage_offset(), result.dtype, absolute)
+        return Alias(source[0], shape, stride, int(result.storage_offset()), result.dtype, absolute)
     for place, tensor in enumerate(tensors):
         if fakes.get(id(tensor)) is result:
             return _same(result, place, tensors)
     return New(
         tuple(result.shape),
         result.stride(),
-        result.storage_offset(),
+        int(result.storage_offset()),
         result.dtype,
         result.device,
         _extent(result) * result.dtype.itemsize,
@@ -237,7 +240,7 @@ def _same(result: torch.Tensor, place: int, tensors) -> Same | Changed:
     if result.shape == tensor.shape and result.stride() == tensor.stride():
         return Same(place)
     size = _extent(result) * result.dtype.itemsize
-    return Changed(place, tuple(result.shape), result.stride(), result.storage_offset(), size)
+    return Changed(place, tuple(result.shape), result.stride(), int(result.storage_offset()), size)
 
 
 def _extent(tensor: torch.Tensor) -> int:

@@ -79,9 +79,9 @@ def _item(mode, _func, args, _kwargs):
 def _equal(mode, _func, args, _kwargs):
     for tensor in args:
         _to_host(mode, tensor, blocking=True)
-    values = [shadows.known(t) for t in args]
-    if all(v is not None for v in values):
-        return torch.equal(*values)
+    left, right = (shadows.known(t) for t in args)
+    if left is not None and right is not None:
+        return torch.equal(left, right)
     mode.recorder.assume("equality of unknown tensors", True)
     return True
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from echo_hooks.capture.labels import Labels
 from echo_hooks.graph.recorder import Recorder
@@ -30,8 +31,8 @@ class Steps:
         self.warmup = warmup
         self.boundaries: list[int] = []
         self.optimizer_calls = 0
-        self.on_step_begin = None
-        self.on_step_end = None
+        self.on_step_begin: Callable[[Optimizer], None] | None = None
+        self.on_step_end: Callable[[Optimizer], None] | None = None
         self._counted: int | None = None
         self._pending = -1
         self._thread = 0  # the one that trains: only there does a step end

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
+
+import numpy as np
 
 from echo_hooks.compose.check import check
 from echo_hooks.compose.costs import Costs, Network
-from echo_hooks.compose.folding import build_world
+from echo_hooks.compose.interference import Overlap
 from echo_hooks.compose.programs import role_program
-from echo_hooks.compose.result import Breakdown, Composition, CriticalPath, Timeline
+from echo_hooks.compose.result import Band, Breakdown, Composition, CriticalPath, Timeline
 from echo_hooks.compose.simulation import simulate
 from echo_hooks.compose.timelines import measure
+from echo_hooks.compose.variability import Variability, band
+from echo_hooks.compose.world import build_world
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.groups import GroupTable
 from echo_hooks.graph.problems import Problem
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import RankTrace
 
-__all__ = ["Breakdown", "Composition", "CriticalPath", "Timeline", "check", "compose"]
+SHARED_LINKS_RANKS = 16384
+"""Beyond it the loads of every pair of ranks would take longer to list than the plan to simulate."""
+
+__all__ = ["Band", "Breakdown", "Composition", "CriticalPath", "Timeline", "Variability", "check", "compose"]
 
 
 def compose(
@@ -31,11 +40,18 @@ def compose(
     folded: bool = True,
     repeat: int = 2,
     host_launch_us: float = 0.0,
+    slow_ranks: Mapping[int, float] | None = None,
+    overlap: Overlap | None = None,
+    share_links: bool = True,
+    variability: Variability | None = None,
 ) -> Composition:
     """Simulate ``repeat`` copies of every rank's program back to back and measure the last.
 
     ``traces``: by traced rank, durations filled. ``host_launch_us``: host time of a kernel launch that the trace could
-    not see. ``folded=False`` simulates every rank by itself; the times are the same.
+    not see. ``folded=False`` simulates every rank by itself; the times are the same. ``slow_ranks``: factor on the
+    kernel times of a rank (1.1: ten percent slower). ``overlap``: how much kernels and communication slow each other
+    down. ``share_links``: operations that load one link of the network share it max-min fairly (up to
+    SHARED_LINKS_RANKS ranks). ``variability``: how to find the band of the step time; None for no band.
 
     Step time. A copy is complete on a rank when its host has come to the end and its streams have run dry of the
     copy's work. With d(k) the completion of copy k, the period is the largest d(last) - d(first) of any rank over
@@ -63,10 +79,45 @@ def compose(
     if not without_steps and all(problem.kind == "unsafe" for problem in problems):
         programs = [role_program(role, traces[role.traced_rank], groups) for role in roles]
         costs = Costs(network, accelerators_per_node)
-        done = simulate(build_world(world_size, groups, programs), costs, folded, repeat, host_launch_us)
+        done = simulate(
+            build_world(world_size, groups, programs),
+            costs,
+            folded=folded,
+            repeat=repeat,
+            host_launch_us=host_launch_us,
+            kernel_scale=_scales(world_size, slow_ranks),
+            overlap=overlap,
+            share_links=share_links and world_size <= SHARED_LINKS_RANKS,
+        )
         problems = problems or done.problems
+        if share_links and world_size > SHARED_LINKS_RANKS and costs.capacity:
+            limit = f"links are not shared in worlds of more than {SHARED_LINKS_RANKS} ranks"
+            problems = [*problems, Problem("warning", f"{limit}: every operation runs as if alone on its links")]
         if done.state is not None:
             composition = measure(done.world, done.partition, done.tables, done.state, repeat, host_launch_us)
+            if variability is not None:
+                composition.band = band(
+                    done.world,
+                    done.partition,
+                    done.tables,
+                    repeat,
+                    host_launch_us,
+                    composition.step_time_us,
+                    variability,
+                )
     composition.problems = problems
     composition.seconds = time.perf_counter() - began
     return composition
+
+
+def _scales(world_size: int, slow_ranks: Mapping[int, float] | None) -> np.ndarray | None:
+    if not slow_ranks:
+        return None
+    scales = np.ones(world_size)
+    for rank, factor in slow_ranks.items():
+        if not 0 <= rank < world_size:
+            raise UsageError(f"slow rank {rank} is outside the world of {world_size}")
+        if not (math.isfinite(factor) and factor > 0):
+            raise UsageError(f"slow rank {rank}: factor {factor} should be a number above 0")
+        scales[rank] = factor
+    return scales

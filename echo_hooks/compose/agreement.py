@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from echo_hooks.compose.costs import uneven
-from echo_hooks.compose.folding import Partition, World
+from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.programs import Call, RoleProgram
-from echo_hooks.compose.tables import Tables, calls_of_port
+from echo_hooks.compose.tables import Tables
+from echo_hooks.compose.world import World, calls_of_port
 from echo_hooks.graph.problems import Problem, rank_ranges
 from echo_hooks.graph.program import Kind
 

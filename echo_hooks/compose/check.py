@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from echo_hooks.compose.costs import Costs
-from echo_hooks.compose.folding import build_world
 from echo_hooks.compose.programs import role_program
 from echo_hooks.compose.simulation import simulate
+from echo_hooks.compose.world import build_world
 from echo_hooks.graph.groups import GroupTable
 from echo_hooks.graph.problems import Problem
 from echo_hooks.graph.roles import Role
@@ -25,7 +25,7 @@ def check(world_size: int, groups: GroupTable, roles: list[Role], traces: dict[i
         return []  # a rank that recorded nothing at all: there is nothing to compare
     programs = [role_program(role, trace, groups, timed=False) for role, trace in zip(roles, of_role)]
     costs = Costs(_Instant(), accelerators_per_node=1)
-    return simulate(build_world(world_size, groups, programs), costs, True, 1, 0.0).problems
+    return simulate(build_world(world_size, groups, programs), costs, folded=True, repeat=1).problems
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,8 @@ class Costs:
     def __init__(self, network: Network, accelerators_per_node: int):
         self._network = network
         self._per_node = accelerators_per_node
+        self.capacity = [r.capacity_bytes_per_us for r in getattr(network, "resources", ())]
+        """Bytes per us of each resource that the costs' loads name."""
         levels = getattr(getattr(network, "cluster", None), "levels", ())
         self._switch_nodes = tuple(int(level.nodes) for level in levels)
         self._placements: dict[bytes, int] = {}
@@ -93,6 +95,15 @@ class Costs:
             )
             self._known[key] = _checked(cost, f"{call.name} of {call.total_bytes} bytes on {len(members)} ranks")
         return cost
+
+    def collective_at(self, call: Call, ranks: np.ndarray) -> Any:
+        """The same for this very group: its loads name its own links."""
+        members = tuple(ranks.tolist())
+        root = members[call.root] if call.root >= 0 else -1
+        return self._network.collective(call.name, members, call.total_bytes, call.dtype, root=root, count=call.count)
+
+    def point_to_point_at(self, call: Call, source: int, destination: int, group_size: int) -> Any:
+        return self._network.point_to_point(source, destination, call.total_bytes, group_size=group_size)
 
     def point_to_point(self, call: Call, source: int, destination: int, place: int, group_size: int) -> Any:
         key = ("p2p", place, call.total_bytes, group_size)

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from echo_hooks.compose.engine import State
-from echo_hooks.compose.folding import World
+from echo_hooks.compose.engine import State, compiled
 from echo_hooks.compose.programs import CALL, HOST_CALL, RUN, SYNC, WAIT
 from echo_hooks.compose.result import CriticalPath
 from echo_hooks.compose.tables import Channels, Classes, Programs, Tables
+from echo_hooks.compose.world import World
 from echo_hooks.graph.program import Evidence
 
 _DEVICE, _START, _ISSUE, _PART = range(
@@ -231,8 +231,10 @@ def _walk(
     return rows[:size, 0], rows[:size, 1], rows[:size, 2], times[:size, 0], times[:size, 1]
 
 
-@njit(cache=True)
+@compiled
 def _grown(a: np.ndarray, room: int):
     larger = np.empty((room, a.shape[1]), a.dtype)
-    larger[: len(a)] = a
+    for i in range(a.shape[0]):
+        for j in range(a.shape[1]):
+            larger[i, j] = a[i, j]
     return larger

@@ -21,6 +21,9 @@ from numba import njit
 from echo_hooks.compose.programs import CALL, HOST_CALL, RECORD, RUN, SYNC, WAIT
 from echo_hooks.compose.tables import Channels, Classes, Programs, Tables
 
+compiled = njit(cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
+"""For functions that only compiled code calls: they compile faster without the wrappers for Python."""
+
 QUEUE_DEPTH = 1024
 """Launches that a stream holds before the next launch blocks the host. CUDA documents no figure; 1,024 is what
 measurements on NVIDIA devices find (NVIDIA developer forum, "CUDA kernel launch queue")."""
@@ -30,6 +33,7 @@ FREE = 0  # nothing, or (a stream) its next record is not issued yet
 ON_RECORD = 1  # a record of the same rank has not ended
 ON_CALL = 2  # a call has not met all its members
 DONE = 3
+ARRIVING = 4  # a host call is issued and has still to arrive where it is met
 
 
 class State(NamedTuple):
@@ -115,14 +119,35 @@ def _is_host(classes: Classes) -> np.ndarray:
     return local < classes.threads[classes.agent_class]
 
 
-def run(tables: Tables, repeat: int, host_launch_us: float, queue_depth: int = QUEUE_DEPTH) -> tuple[State, bool]:
-    """Simulate ``repeat`` copies of all programs back to back; False when something is left that cannot go on."""
+def run(
+    tables: Tables,
+    repeat: int,
+    host_launch_us: float,
+    queue_depth: int = QUEUE_DEPTH,
+    *,
+    jitter: float = 0.0,
+    seed: int = 0,
+) -> tuple[State, bool]:
+    """Simulate ``repeat`` copies of all programs back to back; False when something is left that cannot go on.
+
+    ``jitter``: sigma of a log-normal factor on every single kernel, drawn from ``seed``, its class and its place.
+    """
     state = new_state(tables, repeat)
-    finished = _run(tables.programs, tables.classes, tables.channels, state, repeat, host_launch_us, queue_depth)
+    finished = _run(
+        tables.programs,
+        tables.classes,
+        tables.channels,
+        state,
+        repeat,
+        host_launch_us,
+        queue_depth,
+        jitter,
+        seed,
+    )
     return state, bool(finished)
 
 
-@njit(cache=True)
+@compiled
 def _push(s: State, agent: int):
     if not s.queued[agent]:
         s.queued[agent] = 1
@@ -130,7 +155,7 @@ def _push(s: State, agent: int):
         s.top[0] += 1
 
 
-@njit(cache=True)
+@compiled
 def _serve(ch: Channels, s: State, channel: int, repeat: int):
     """Settle the calls of a channel that are complete, in order, and free those that wait for them."""
     n = s.served[channel]
@@ -154,7 +179,7 @@ def _serve(ch: Channels, s: State, channel: int, repeat: int):
     s.served[channel] = n
 
 
-@njit(cache=True)
+@compiled
 def _arrive(
     p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, t: float, repeat: int
 ):
@@ -186,7 +211,7 @@ def _arrive(
     s.pending[agent] -= 1
 
 
-@njit(cache=True)
+@compiled
 def _complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, last: bool):
     """All parts of a kernel are served: write their times, return the kernel's end."""
     role = k.role[c]
@@ -213,7 +238,7 @@ def _complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: in
     return end
 
 
-@njit(cache=True)
+@compiled
 def _latest(p: Programs, k: Classes, s: State, c: int, copy: int, record: int, t: float):
     """The end of all that a WAIT or SYNC waits for, no earlier than ``t``; NaN when some is not known."""
     role = k.role[c]
@@ -232,7 +257,7 @@ def _latest(p: Programs, k: Classes, s: State, c: int, copy: int, record: int, t
     return t
 
 
-@njit(cache=True)
+@compiled
 def _release(p: Programs, k: Classes, ch: Channels, s: State, c: int, thread: int, repeat: int):
     """Let a host thread go on behind the SYNC or HOST_CALL that it waits for; False while it cannot."""
     agent = k.agent0[c] + thread
@@ -247,7 +272,6 @@ def _release(p: Programs, k: Classes, ch: Channels, s: State, c: int, thread: in
         s.end[k.instance0[c] + instance] = t
     else:
         if s.pending[agent] > 0:
-            s.held[agent] = ON_CALL
             return False
         t = _complete(p, k, ch, s, c, agent, copy, record, copy == repeat - 1)
     s.clock[agent] = t
@@ -256,7 +280,7 @@ def _release(p: Programs, k: Classes, ch: Channels, s: State, c: int, thread: in
     return True
 
 
-@njit(cache=True)
+@compiled
 def _run_host(p: Programs, k: Classes, ch: Channels, s: State, c: int, repeat: int, launch_us: float, depth: int):
     """Issue until a thread is held; True when something was issued."""
     role = k.role[c]
@@ -297,7 +321,9 @@ def _run_host(p: Programs, k: Classes, ch: Channels, s: State, c: int, repeat: i
             s.at[agent] = instance
         elif action == HOST_CALL:
             s.at[agent] = instance
-            _arrive(p, k, ch, s, c, agent, copy, record, t, repeat)
+            s.kernel_start[agent] = t
+            s.held[agent] = ARRIVING
+            s.pending[agent] = 1
     if s.issued[c] == repeat * n:
         s.host_held[c] = DONE
         for thread in range(k.threads[c]):
@@ -309,8 +335,24 @@ def _run_host(p: Programs, k: Classes, ch: Channels, s: State, c: int, repeat: i
     return s.issued[c] > begin
 
 
-@njit(cache=True)
-def _run_stream(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, repeat: int):
+@compiled
+def _normal(seed: int, place: int):
+    """A standard normal number that depends on its arguments only (splitmix64, then Box-Muller)."""
+    x = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(place) * np.uint64(2) + np.uint64(1)
+    uniform = np.empty(2)
+    for i in range(2):
+        z = x + np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+        uniform[i] = (float(z >> np.uint64(11)) + 0.5) / 9007199254740992.0  # 2**53
+    return np.sqrt(-2.0 * np.log(uniform[0])) * np.cos(2.0 * np.pi * uniform[1])
+
+
+@compiled
+def _run_stream(
+    p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, repeat: int, jitter: float, seed: int
+):
     """Run a stream's records until one cannot start or end; True when some ended."""
     role = k.role[c]
     n, record0 = p.n[role], p.record0[role]
@@ -336,7 +378,10 @@ def _run_stream(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: 
         last = copy == repeat - 1
         t = max(s.clock[agent], s.issue[instance])
         if action == RUN:
-            end = t + p.run_us[record0 + record] * k.scale[c]
+            run_us = p.run_us[record0 + record] * k.scale[c]
+            if jitter > 0.0:
+                run_us *= np.exp(jitter * _normal(seed, instance))
+            end = t + run_us
         elif action == RECORD:
             end = t
         elif action == WAIT:
@@ -367,7 +412,17 @@ def _run_stream(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: 
 
 
 @njit(cache=True)
-def _run(p: Programs, k: Classes, ch: Channels, s: State, repeat: int, launch_us: float, depth: int):
+def _run(
+    p: Programs,
+    k: Classes,
+    ch: Channels,
+    s: State,
+    repeat: int,
+    launch_us: float,
+    depth: int,
+    jitter: float,
+    seed: int,
+):
     for c in range(len(k.role)):
         _push(s, k.agent0[c])
     while s.top[0] > 0:
@@ -378,12 +433,19 @@ def _run(p: Programs, k: Classes, ch: Channels, s: State, repeat: int, launch_us
         host, streams = k.agent0[c], k.agent0[c] + k.threads[c]
         if agent < streams:
             moved = _run_host(p, k, ch, s, c, repeat, launch_us, depth)
+            for other in range(host, streams):
+                if s.held[other] == ARRIVING:
+                    copy, record = divmod(s.at[other], p.n[k.role[c]])
+                    s.held[other] = ON_CALL
+                    _arrive(p, k, ch, s, c, other, copy, record, s.kernel_start[other], repeat)
+                    if s.pending[other] == 0:
+                        _push(s, host)
             if moved:
                 for other in range(streams, streams + k.streams[c]):
                     if s.held[other] == FREE:
                         _push(s, other)
         else:
-            moved = _run_stream(p, k, ch, s, c, agent, repeat)
+            moved = _run_stream(p, k, ch, s, c, agent, repeat, jitter, seed)
             if moved:
                 if s.host_held[c] == ON_RECORD:
                     _push(s, host)

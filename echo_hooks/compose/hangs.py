@@ -9,9 +9,10 @@ import numpy as np
 
 from echo_hooks.compose.agreement import call_text, group_text, last_calls, rank_text, running_number, site_of_call
 from echo_hooks.compose.engine import ON_CALL, State
-from echo_hooks.compose.folding import Partition, World
+from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.programs import HOST_CALL, PART, SYNC, WAIT
 from echo_hooks.compose.tables import Tables
+from echo_hooks.compose.world import World
 from echo_hooks.graph.problems import Problem
 from echo_hooks.graph.program import Kind
 

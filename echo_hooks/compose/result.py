@@ -69,6 +69,15 @@ class CriticalPath:
     end_us: np.ndarray
 
 
+@dataclass(frozen=True)
+class Band:
+    """Quantiles of the step time, in microseconds."""
+
+    p10_us: float
+    p50_us: float
+    p90_us: float
+
+
 @dataclass
 class Composition:
     """``step_time_us``: period of the steady state, over all ranks. ``critical``: index of the timeline with the
@@ -82,4 +91,5 @@ class Composition:
     evidence: dict[str, float] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     critical_path: CriticalPath | None = None
+    band: Band | None = None
     seconds: float = 0.0

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from echo_hooks.compose.costs import Costs, uneven
-from echo_hooks.compose.folding import Partition, World
+from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.programs import Call, RoleProgram
+from echo_hooks.compose.world import World, calls_of_port
 from echo_hooks.graph.program import Evidence, Kind
 
 
@@ -258,15 +259,6 @@ def _uneven_costs(
                 cost = costs.collective(members[0], ranks, place, split_bytes(members))
                 slot_us[int(first0[channel]) + i] = cost.duration_us
     return slot_us
-
-
-def calls_of_port(world: World, port: int) -> list[Call]:
-    """The calls that a port (global number) makes in one copy, in order; none for port -1."""
-    if port < 0:
-        return []
-    role, own = world.role_and_port(port)
-    program = world.programs[role]
-    return [program.calls[k] for k in program.call_kind[program.call_port == own].tolist()]
 
 
 def split_bytes(members: Sequence[Call]) -> tuple[tuple[int, ...], ...]:

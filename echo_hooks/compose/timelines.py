@@ -7,10 +7,11 @@ import numpy as np
 from echo_hooks.compose.breakdown import breakdown
 from echo_hooks.compose.critical import critical_path, evidence_shares
 from echo_hooks.compose.engine import State
-from echo_hooks.compose.folding import Partition, World
-from echo_hooks.compose.programs import SYNC
+from echo_hooks.compose.folding import Partition
+from echo_hooks.compose.programs import SYNC, RoleProgram
 from echo_hooks.compose.result import Breakdown, Composition, Timeline
 from echo_hooks.compose.tables import Tables
+from echo_hooks.compose.world import World
 from echo_hooks.errors import UsageError
 
 
@@ -91,10 +92,27 @@ def _timeline(
         start_us=start - zero,
         ready_us=ready - zero,
         end_us=end - zero,
-        slowdown=np.ones(n),
+        slowdown=_slowdown(program, tables, state, c, repeat, start, end),
         breakdown=parts,
         offset_us=zero - origin,
     )
+
+
+def _slowdown(
+    program: RoleProgram, tables: Tables, state: State, c: int, repeat: int, start: np.ndarray, end: np.ndarray
+) -> np.ndarray:
+    """Time taken over time alone, per record; 1 where either is nothing or unknown."""
+    classes, channels = tables.classes, tables.channels
+    alone = program.run_us * classes.scale[c]
+    taken = end - start
+    channel = classes.channel[classes.port0[c] + program.call_port]
+    slot = channels.slot0[channel] + (repeat - 1) * channels.calls[channel] + program.call_number
+    alone[program.call_record] = state.slot_us[slot]
+    taken[program.call_record] = state.slot_end[slot] - state.slot_ready[slot]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slowdown = taken / alone
+    # What only rounding makes differ from 1 was not slowed down.
+    return np.where((alone > 0) & (np.abs(slowdown - 1.0) > 1e-9) & ~np.isnan(slowdown), slowdown, 1.0)
 
 
 def _busy(parts: Breakdown) -> float:

@@ -12,7 +12,7 @@ SHADOW_MAX_ELEMENTS = 256
 """Pretended tensors of up to this many elements carry their true value for as long as it is known."""
 
 
-_base_data = torch._C.TensorBase.data
+_base_data: Any = torch._C.TensorBase.data
 
 
 class StorageOwner(Protocol):
@@ -100,13 +100,13 @@ class Pretended(torch.Tensor):
 
     # Ops reach the capture's dispatch mode; this is only met in a thread where the mode is not active.
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]  # stub: no classmethod
         handler = _HANDLER[0]
         if handler is None:
             raise RuntimeError(f"{func}: a pretended tensor was used outside a simulation")
         return handler(func, types, args, kwargs or {})
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # stub: a method
 
     # ---- what C++ would read from memory ----
 
@@ -135,7 +135,7 @@ class Pretended(torch.Tensor):
     def __format__(self, spec: str) -> str:
         return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
 
-    def __repr__(self, *, tensor_contents=None) -> str:  # printing must neither read nor record
+    def __repr__(self, *, tensor_contents=None):  # printing must neither read nor record
         return f"tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype})"
 
     # ---- storage ----
@@ -151,7 +151,7 @@ class Pretended(torch.Tensor):
 
     def data_ptr(self) -> int:
         base = StorageView(self.echo_storage).data_ptr()
-        return base + self.storage_offset() * self.dtype.itemsize if base else 0
+        return base + int(self.storage_offset()) * self.dtype.itemsize if base else 0
 
     def pin_memory(self, *_args, **_kwargs):
         return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch._subclasses.fake_tensor as fake_tensor
 import torch._weights_only_unpickler as weights_only
@@ -12,7 +14,7 @@ import torch.utils._foreach_utils as foreach_utils
 from echo_hooks.devices.pretended import Pretended, rebuild
 from echo_hooks.patching import Patch
 
-_base_data = torch._C.TensorBase.data
+_base_data: Any = torch._C.TensorBase.data  # the descriptor; stubs know only the attribute behind it
 # Filled while torch.tensor is torch's own: by this list a `torch.device` context knows what to send to its device.
 torch.utils._device._device_constructors()
 

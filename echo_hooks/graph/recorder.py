@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 
 from echo_hooks.graph.groups import GroupTable
 from echo_hooks.graph.memory import MemoryEvents
@@ -241,8 +242,8 @@ class Recorder:
         self._script = os.path.join(os.getcwd(), path.removeprefix("./"))  # as Python names it in its code objects
 
     def site(self) -> str:
-        """"file:line" of the innermost frame outside torch and Echo, and of the script's own frame where it differs."""
-        frame = sys._getframe(1)
+        """`file:line` of the innermost frame outside torch and Echo, and of the script's own frame where it differs."""
+        frame: FrameType | None = sys._getframe(1)
         inner = outer = ""
         while frame is not None:
             filename = frame.f_code.co_filename

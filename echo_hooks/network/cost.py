@@ -17,8 +17,8 @@ class Resource:
 class Cost:
     """``duration_us``: alone, from the arrival of the last member to the end. ``latency_us``: the part of it that
     sharing links does not stretch. ``loads``: (index into the model's resources, bytes) the operation moves there.
-    ``channels``: SMs a GPU's kernel takes. ``evidence``: "modelled", or "measured" where a calibration file from the
-    same kind of accelerator was given."""
+    ``channels``: SMs a GPU's kernel takes. ``evidence``: always "modelled", with a calibration too: a formula fitted
+    to measurements is not a measurement."""
 
     duration_us: float
     latency_us: float

@@ -73,12 +73,12 @@ class Curve:
         return Point(duration, min(max(latency, 0.0), duration), algorithm, protocol, self._channels[i])
 
 
-def samples(planned: list[Planned], calibration: Calibration, nodes: int) -> Samples:
+def samples(planned: list[Planned], calibration: Calibration, nodes: int, collective: str) -> Samples:
     """What a plan over ``SIZES`` takes under ``calibration``."""
     latency, transfer = np.empty(len(SIZES)), np.empty(len(SIZES))
     choice, channels = np.empty(len(SIZES), np.int64), np.empty(len(SIZES), np.int64)
     for i, row in enumerate(planned):
-        scaling = calibration.scaling(nodes, row.algorithm, row.protocol)
+        scaling = calibration.scaling(nodes, row.algorithm, row.protocol, collective)
         latency[row.where] = row.parts.latency_us(scaling)
         transfer[row.where] = row.parts.transfer_us(scaling)
         choice[row.where], channels[row.where] = i, row.channels

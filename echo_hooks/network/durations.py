@@ -29,6 +29,9 @@ from echo_hooks.network.nccl_tables import (
 WIRE = {"ll": 2.0, "ll128": 128 / 120, "simple": 1.0}
 # Algorithm bandwidth of NVLS over NVLink, nearly the same for 4 to 8 GPUs (measured on H100: NVIDIA/nccl#1455).
 _NVLS_RATE = 0.73
+# A channel that runs alone moves this many times its share of what all of them move together: between 2 and 3 in
+# fits to the small sizes of public sweeps (A100, H100, H200, B200), whose times stay level while channels are added.
+_LONE_CHANNEL = 3.0
 _BROADCAST_CHUNK_BYTES = 512 << 10  # one step of the Simple buffer (NVIDIA/nccl src/enqueue.cc)
 
 
@@ -42,14 +45,23 @@ class Reach:
 
 
 @dataclass(frozen=True)
+class UsualChannels:
+    """Channels that would be taken (per size), of those launched at most, with the links that the architecture is
+    usually sold with. What a channel costs and moves is counted by these: slower links have fewer channels, and must
+    not look cheaper for it."""
+
+    channels: np.ndarray
+    launched: int
+
+
+@dataclass(frozen=True)
 class Parts:
     """A duration taken apart, in us at NCCL's own numbers; each an array over the sizes asked for.
 
     ``base``: start and end of the kernel. ``hop``, ``net_hop``: steps in a node and between nodes on the critical
-    path. ``channel``: channels taken by the usual links of the architecture; slower links have fewer channels, and must
-    not look cheaper for it. ``transfer``: bytes over bandwidth. ``copy``: a rank's own share, at that
-    bandwidth; NCCL's rings pass it through the same loop. ``ramp``: 2 sqrt((base + hops) transfer), what a pipeline
-    with a fixed cost per chunk loses at its best chunk size.
+    path. ``channel``: channels taken (``UsualChannels``). ``transfer``: bytes over bandwidth. ``copy``: a rank's own
+    share, one step more than the links see; NCCL's rings pass it through the same loop. ``ramp``: 2 sqrt((base +
+    hops) transfer), what a pipeline with a fixed cost per chunk loses at its best chunk size.
     """
 
     base: np.ndarray
@@ -84,29 +96,30 @@ def collective_parts(
     constants: Tables,
     bytes: np.ndarray,
     channels: np.ndarray,
-    counted: np.ndarray,
+    usual: UsualChannels,
     *,
     operations: int = 1,
 ) -> Parts:
-    """The parts of ``function`` run as ``row``, for each of ``bytes`` (float64) with as many ``channels``, of which
-    ``counted`` are paid for.
+    """The parts of ``function`` run as ``row``, for each of ``bytes`` (float64) with as many ``channels``.
 
     ``operations``: rounds of collectives that one grouped call runs one after the other on a channel.
     """
     base, hops, net_hops = _latency(function, row, comm, constants)
     rate = _rate(function, row, comm, reach, constants, bytes)
     transfer = bytes / (1e3 * rate)
+    if row.algorithm in ("ring", "tree", "pat"):
+        transfer = transfer * np.maximum(usual.launched / (_LONE_CHANNEL * usual.channels), 1.0)
     if function in ("broadcast", "reduce") and row.protocol == "simple":
         transfer = transfer + _pipeline_fill(comm, rate / row.graph.launched, bytes / channels)
     count = operations if row.algorithm == "ring" else -(-operations // 9)
-    own = row.algorithm == "ring" and function in ("all_gather", "reduce_scatter")
+    own = row.algorithm == "ring" and function in ("all_reduce", "all_gather", "reduce_scatter")
     return make_parts(
         base * count,
         hops * count,
         net_hops * count,
-        counted,
+        usual.channels,
         transfer,
-        transfer / (comm.ranks - 1) if own else np.zeros(bytes.shape),
+        transfer / steps(function, comm.ranks) if own else np.zeros(bytes.shape),
     )
 
 

@@ -7,14 +7,15 @@ or at what the node's own fit found for hops inside the node. Break points are n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
 
 import numpy as np
 
 from echo_hooks.errors import UsageError
 from echo_hooks.hardware.cluster import Cluster
-from echo_hooks.network.calibration import STOCK, Calibration, Scaling, scope_of
+from echo_hooks.network.calibration import STOCK, Calibration, Key, Scaling, Support, scope_of, sends_like_rings
 from echo_hooks.network.durations import PART_NAMES, Parts
 from echo_hooks.network.measured import launch_floor_us, model_of, plan_of
 from echo_hooks.network.sweeps import Sweep
@@ -25,12 +26,12 @@ MULTIPLIERS = tuple(field.name for field in fields(Scaling))
 _SPREAD = {
     "base": 0.5, "hop": 0.5, "net_hop": 0.5, "channel_us": 1.0, "transfer": 0.5, "copy": 0.3, "ramp": 0.2,
 }  # fmt: skip
-_RIDGE = 0.005
+_RIDGE = 0.002
 _HUBER = 0.1
 _LEAST = {"channel_us": 0.0, "copy": 0.0, "ramp": 0.0}  # the others: a tenth of the prior
 _FEWEST_POINTS = 8
 _FEWEST_OF_A_PROTOCOL = 3
-Key = tuple[str, str, str]
+_FEWEST_OF_A_COLLECTIVE = 4
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Fit:
-    """``identified``: the multipliers that the data say more about than the prior does. ``unused``: rows left out
-    because the host's launches, not the kernel, set their time."""
+    """``rows``: what it was fitted to. ``unused``: points left out because the host's launches, not the kernel, set
+    their time. ``too_few``: what ran in the sweeps, but too rarely to fit."""
 
     calibration: Calibration
     rows: list[Row]
-    identified: Mapping[Key, tuple[str, ...]]
     unused: int
+    too_few: tuple[Key, ...]
 
 
 def fit(
@@ -61,6 +62,7 @@ def fit(
     *,
     nccl_version: str = "",
     name: str = "fitted",
+    source: str = "",
     prior: Calibration | None = None,
 ) -> Fit:
     """Multipliers for everything that ``sweeps`` ran.
@@ -77,8 +79,8 @@ def fit(
         )
     scalings: dict[Key, Scaling] = dict(prior.scalings) if prior else {}
     identified: dict[Key, tuple[str, ...]] = {}
-    for scope in ("node", "network"):
-        here = [row for row in rows if row.key[0] == scope]
+    for scope, sends in product(("node", "network"), (False, True)):
+        here = [row for row in rows if row.key[0] == scope and (row.key[1] == "p2p") == sends]
         counts = {key: sum(row.key == key for row in here) for key in {row.key for row in here}}
         keys = sorted(key for key, count in counts.items() if count >= _FEWEST_OF_A_PROTOCOL)
         here = [row for row in here if row.key in keys]
@@ -87,16 +89,64 @@ def fit(
             found, known = _solve(here, keys, priors)
             scalings |= found
             identified |= known
-    return Fit(Calibration(name, scalings), rows, identified, unused)
+            for rows_of, key in _by_collective(here):
+                found, known = _solve(rows_of, [key], {key: scalings[(*key[:3], "")]}, narrow=True)
+                scalings |= found
+                identified |= known
+    versions = {sweep.nccl_version or nccl_version for sweep in sweeps}
+    calibration = Calibration(
+        name=name,
+        scalings=scalings,
+        support=(dict(prior.support) if prior else {}) | _support(rows, scalings, identified),
+        accelerator=cluster.accelerator.name,
+        nccl_version=versions.pop() if len(versions) == 1 else "",
+        source=source or ", ".join(dict.fromkeys(sweep.source for sweep in sweeps)),
+    )
+    return Fit(calibration, rows, unused, tuple(sorted({row.key for row in rows} - set(identified))))
+
+
+def _support(
+    rows: list[Row], scalings: Mapping[Key, Scaling], identified: Mapping[Key, tuple[str, ...]]
+) -> dict[Key, Support]:
+    result = {}
+    for key, known in identified.items():
+        here = [row for row in rows if row.key[:3] == key[:3] and key[3] in ("", row.sweep.collective)]
+        multipliers = np.array([getattr(scalings[key], name) for name in MULTIPLIERS])
+        ratio = np.array([row.time_us / float(np.dot(row.parts, multipliers)) for row in here])
+        low, high = np.quantile(ratio, [0.1, 0.9])
+        result[key] = Support(
+            points=len(here),
+            error=float(np.mean(np.abs(1 / ratio - 1))),
+            band=(min(float(low), 0.97), max(float(high), 1.03)),
+            most_ranks=max(row.sweep.ranks for row in here),
+            most_nodes=max(row.sweep.nodes for row in here),
+            identified=known,
+        )
+    return result
 
 
 def _prior(key: Key, fitted: Mapping[Key, Scaling], prior: Calibration | None) -> Scaling:
-    scope, algorithm, protocol = key
+    scope, algorithm, protocol, _ = key
     stay = prior.scalings.get(key) if prior else None
     if stay is not None:
         return stay
-    node = fitted.get(("node", algorithm, protocol)) if scope == "network" else None
-    return Scaling(hop=node.hop) if node else STOCK
+    if algorithm == "p2p":
+        ring = fitted.get((scope, "ring", protocol, ""))
+        return sends_like_rings(ring) if ring else STOCK
+    node = fitted.get(("node", algorithm, protocol, "")) if scope == "network" else None
+    return Scaling(hop=node.hop, channel_us=node.channel_us) if node else STOCK
+
+
+def _by_collective(rows: list[Row]) -> Iterator[tuple[list[Row], Key]]:
+    """The collectives of each algorithm and protocol that ran more than one of them."""
+    groups: dict[Key, dict[str, list[Row]]] = {}
+    for row in rows:
+        groups.setdefault(row.key, {}).setdefault(row.sweep.collective, []).append(row)
+    for key, by_collective in groups.items():
+        for collective, here in by_collective.items():
+            if len(by_collective) > 1 and len(here) >= _FEWEST_OF_A_COLLECTIVE:
+                named = (*key[:3], collective)
+                yield [replace(row, key=named) for row in here], named
 
 
 def _rows(sweeps: Sequence[Sweep], cluster: Cluster, nccl_version: str) -> tuple[list[Row], int]:
@@ -107,7 +157,7 @@ def _rows(sweeps: Sequence[Sweep], cluster: Cluster, nccl_version: str) -> tuple
         model, ranks = model_of(sweep, cluster, nccl_version=nccl_version)
         gap = model.cluster.accelerator.launch_overhead_us if sweep.clock == "stream" else 0.0
         for planned in plan_of(sweep, model, ranks):
-            key = (scope_of(sweep.nodes), planned.algorithm, planned.protocol)
+            key = (scope_of(sweep.nodes), planned.algorithm, planned.protocol, "")
             table = np.stack([getattr(planned.parts, part) for part in PART_NAMES], axis=1)
             for i, where in enumerate(planned.where.tolist()):
                 size, time = sweep.points[where]
@@ -119,9 +169,10 @@ def _rows(sweeps: Sequence[Sweep], cluster: Cluster, nccl_version: str) -> tuple
 
 
 def _solve(
-    rows: list[Row], keys: list[Key], priors: Mapping[Key, Scaling]
+    rows: list[Row], keys: list[Key], priors: Mapping[Key, Scaling], *, narrow: bool = False
 ) -> tuple[dict[Key, Scaling], dict[Key, tuple[str, ...]]]:
-    """One problem per scope, because the cost of a channel is one number for all algorithms of a scope."""
+    """One problem for all keys, because they share the cost of a channel. ``narrow``: stay near the priors, with the
+    cost of a channel as it is."""
     shared = MULTIPLIERS.index("channel_us")
     own = [i for i in range(len(MULTIPLIERS)) if i != shared]
     columns = {(key, i): k * len(own) + j for k, key in enumerate(keys) for j, i in enumerate(own)}
@@ -131,7 +182,9 @@ def _solve(
     for (key, i), column in columns.items():
         multiplier = MULTIPLIERS[i]
         start[column] = getattr(priors[key], multiplier)
-        spread[column] = _SPREAD[multiplier]
+        spread[column] = _SPREAD[multiplier] * (0.5 if narrow else 1.0)
+        if narrow and multiplier == "channel_us":
+            spread[column] = 1e-6
         least[column] = _LEAST.get(multiplier, 0.1 * start[column])
     design = np.zeros((len(rows), count))
     for r, row in enumerate(rows):
@@ -164,7 +217,9 @@ def _robust(
         for _ in range(len(start)):
             free = ~held
             step[held] = floor[held]
-            step[free] = np.linalg.solve(normal[np.ix_(free, free)], right[free] - normal[np.ix_(free, held)] @ step[held])
+            step[free] = np.linalg.solve(
+                normal[np.ix_(free, free)], right[free] - normal[np.ix_(free, held)] @ step[held]
+            )
             below = free & (step < floor - 1e-12)
             if not below.any():
                 break

@@ -10,13 +10,13 @@ import numpy as np
 
 from echo_hooks.errors import UsageError
 from echo_hooks.hardware.cluster import Cluster
-from echo_hooks.network.calibration import Calibration
+from echo_hooks.network.calibration import Calibration, shipped_calibration
 from echo_hooks.network.cost import Cost, Resource
 from echo_hooks.network.curves import SIZES, Curve, Point, Samples, monotone_curve, samples
 from echo_hooks.network.durations import WIRE, Reach
 from echo_hooks.network.nccl_environment import read_environment
 from echo_hooks.network.nccl_graph import Communicator
-from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, tables
+from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, parse_version, tables
 from echo_hooks.network.placement import Placement, place
 from echo_hooks.network.plan import Planned, Rules, plan_collective, plan_exchange, plan_send
 from echo_hooks.network.resources import Links, Loads, architecture, blocks, usable_nic, usable_scale_up
@@ -34,7 +34,9 @@ _UNUSUAL_DTYPES = {"float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"}  # f
 class CommunicationModel:
     """Costs on ``cluster`` with NCCL ``nccl_version``, under the job's ``environment`` (its NCCL_* variables).
 
-    ``resources``: the links that ``Cost.loads`` index. Costs are remembered, and equal for groups that lie alike.
+    ``calibration``: left out, the one that comes with the accelerator, or NCCL's own numbers (``Calibration()``).
+    ``resources``: the links that ``Cost.loads`` index. ``notes``: what a reader of the numbers should know. Costs
+    are remembered, and equal for groups that lie alike.
     Raises UsageError for an unknown version and for a variable that NCCL would refuse.
     """
 
@@ -53,7 +55,10 @@ class CommunicationModel:
         self._environment = read_environment(environment)
         # Durations are built on one version: what a hop takes does not depend on what NCCL thought of it.
         self._rules = Rules(tables(nccl_version), tables("2.30"), self._environment)
-        self._calibration = calibration or Calibration()
+        if calibration is None:
+            calibration = shipped_calibration(cluster.accelerator.name) or Calibration()
+        self.calibration = calibration
+        self.notes = _notes(calibration, cluster, nccl_version)
         self._links = Links(cluster)
         self._placements: dict[tuple[int, ...], Placement] = {}
         self._curves: dict[tuple, Curve] = {}
@@ -117,8 +122,9 @@ class CommunicationModel:
             return plan_send(comm, reach, self._rules, sizes)
         if name in ("all_to_all", "gather", "scatter"):
             root = ranks[0] if name != "all_to_all" else -1
-            per_byte = self._busiest_us(self._even(name, placement, root))
-            return plan_exchange(comm, reach, self._rules, sizes, per_byte)
+            return plan_exchange(
+                comm, reach, self._rules, sizes, max(self._fullest_us(self._even(name, placement, root)))
+            )
         return plan_collective(name, comm, reach, self._rules, dtype, sizes)
 
     # ---- collectives ----
@@ -199,21 +205,24 @@ class CommunicationModel:
         root: int,
         splits: Sequence[Sequence[int]] | None,
     ) -> Cost:
-        """Grouped sends. An uneven one takes as long as an even one that loads its fullest link as much."""
+        """Grouped sends, timed by their fullest links."""
         even = self._even(name, placement, root)
-        per_byte = self._busiest_us(even)
+        fullest = self._fullest_us(even)
 
         def plan(step_comm: Communicator, step_reach: Reach) -> list[Planned]:
-            # On a step with slower links the fullest link is slower by as much as the slower of the two kinds.
-            share = min(step_reach.scale_up / reach.scale_up, step_comm.nic / comm.nic if comm.nodes > 1 else 1.0)
-            return plan_exchange(step_comm, step_reach, self._rules, SIZES, per_byte / share)
+            inside, outside = fullest[0] * reach.scale_up / step_reach.scale_up, fullest[1]
+            if comm.nodes > 1:
+                outside *= reach.node / step_reach.node
+            return plan_exchange(step_comm, step_reach, self._rules, SIZES, max(inside, outside))
 
-        curve = self._curve((name, comm, reach, per_byte), plan, comm, reach)
+        curve = self._curve((name, comm, reach, fullest), plan, comm, reach)
         if splits is None:
             point = curve.at(bytes)
             return self._cost(point, [(r, b * bytes * WIRE[point.protocol]) for r, b in even])
         loads = self._matrix_loads(placement, _matrix(splits, len(placement.ranks)))
-        point = curve.at(self._busiest_us(loads) / per_byte)
+        # It takes as long as an even one that loads the fullest link of the same kind as much.
+        size = max(us / even_us for us, even_us in zip(self._fullest_us(loads), fullest) if even_us > 0)
+        point = curve.at(size)
         return self._cost(point, [(r, b * WIRE[point.protocol]) for r, b in loads])
 
     def _even(self, name: str, placement: Placement, root: int) -> Loads:
@@ -240,8 +249,11 @@ class CommunicationModel:
         i, j = np.nonzero(matrix)
         return self._links.pairs(ranks[i], ranks[j], matrix[i, j])
 
-    def _busiest_us(self, loads: Loads) -> float:
-        return max((b / self.resources[r].capacity_bytes_per_us for r, b in loads), default=0.0)
+    def _fullest_us(self, loads: Loads) -> tuple[float, float]:
+        """Time of the fullest link in a node, and of the fullest one outside."""
+        times = [(r < 2 * self.cluster.world_size, b / self.resources[r].capacity_bytes_per_us) for r, b in loads]
+        inside, outside = (max((t for here, t in times if here is side), default=0.0) for side in (True, False))
+        return inside, outside
 
     # ---- shared ----
 
@@ -289,7 +301,7 @@ class CommunicationModel:
         if curve is None:
 
             def sample(comm: Communicator, reach: Reach) -> Samples:
-                return samples(plan(comm, reach), self._calibration, comm.nodes)
+                return samples(plan(comm, reach), self.calibration, comm.nodes, key[0])
 
             curve = self._curves[key] = monotone_curve(sample, comm, reach)
         return curve
@@ -306,6 +318,22 @@ class CommunicationModel:
             point.channels,
             tuple((r, min(b, resources[r].capacity_bytes_per_us * transfer)) for r, b in loads),
         )
+
+
+def _notes(calibration: Calibration, cluster: Cluster, nccl_version: str) -> list[str]:
+    notes = []
+    if not calibration.scalings:
+        notes.append("communication is not calibrated: durations rest on NCCL's own numbers")
+    elif cluster.nodes > 1 and not any(scope == "network" for scope, *_ in calibration.scalings):
+        notes.append(f"calibration {calibration.name} has no measurement between nodes")
+    if calibration.accelerator and calibration.accelerator != cluster.accelerator.name:
+        notes.append(f"calibration {calibration.name} is of {calibration.accelerator}, not {cluster.accelerator.name}")
+    measured = calibration.nccl_version
+    if measured and parse_version(measured)[:2] != parse_version(nccl_version)[:2]:
+        notes.append(f"calibration {calibration.name} was measured with NCCL {measured}; the job has {nccl_version}")
+    if cluster.accelerator.vendor == "amd":
+        notes.append("RCCL is modelled by NCCL's rules; its own tuning is not known here")
+    return notes
 
 
 def _check_bytes(bytes: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from echo_hooks.network import point_to_point as p2p
-from echo_hooks.network.durations import Parts, Reach, collective_parts
+from echo_hooks.network.durations import Parts, Reach, UsualChannels, collective_parts
 from echo_hooks.network.nccl_environment import Environment
 from echo_hooks.network.nccl_graph import Communicator, ring_graph, usual
 from echo_hooks.network.nccl_selection import Candidate, candidates, channels, choose
@@ -55,9 +55,10 @@ def plan_collective(
         where = np.flatnonzero(best == i)
         if len(where):
             taken = channels(row, comm, sizes[where], rules.environment)
-            counted = channels(row, comm, sizes[where], rules.environment, _usually_launched(row, comm, rules))
+            most = _usually_launched(row, comm, rules)
+            usually = UsualChannels(channels(row, comm, sizes[where], rules.environment, most), most)
             parts = collective_parts(
-                function, row, comm, reach, rules.time, sizes[where], taken, counted, operations=operations
+                function, row, comm, reach, rules.time, sizes[where], taken, usually, operations=operations
             )
             planned.append(Planned(row.algorithm, row.protocol, where, taken, parts))
     return planned

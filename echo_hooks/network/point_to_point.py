@@ -90,7 +90,10 @@ def send_parts(
     channels: np.ndarray,
     counted: np.ndarray,
 ) -> Parts:
-    """One send of each of ``bytes`` over ``channels``, of which ``counted`` are paid for: Ring's base and one hop, the channels' or the link's speed."""
+    """One send of each of ``bytes`` over ``channels``: Ring's base and one hop, the channels' or the link's speed.
+
+    ``counted``: channels it would take with the usual links (``durations.UsualChannels``).
+    """
     base, hop, net_hop = _latency(protocol, comm, between_nodes, constants)
     speed = np.minimum(channels * _channel_rate(comm, between_nodes), _link(reach, between_nodes))
     transfer = WIRE[protocol] * bytes / (1e3 * speed)

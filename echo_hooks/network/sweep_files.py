@@ -124,7 +124,8 @@ def _json_lines(text: str, source: str) -> list[dict[str, Any]]:
 
 
 def _from_report(data: dict[str, Any], source: str, collective: str | None) -> Sweep:
-    config = data.get("config") if isinstance(data.get("config"), dict) else {}
+    found = data.get("config")
+    config: dict[str, Any] = found if isinstance(found, dict) else {}
     devices = [d for d in config.get("devices") or data.get("devices") or [] if isinstance(d, dict)]
     arguments = " ".join(str(a) for a in data.get("args") or [])
     name = collective or next((n for word in arguments.split() if (n := collective_name(Path(word).name))), None)

@@ -15,7 +15,9 @@ from echo_hooks.network.sweeps import Sweep, bus_over_algorithm, collective_name
 
 _PREFIX = re.compile(r"^\s*(?:\[[0-9]+(?:,[0-9]+)?\]\s*(?:<std(?:out|err)>)?:|[A-Za-z0-9._-]+:\s(?=\s*[#0-9]))")
 _OPTIONS = re.compile(r"#\s*nThread\s+([0-9]+)\s+nGpus\s+([0-9]+)")
-_DEVICE = re.compile(r"#\s*Rank\s+([0-9]+)\s+(?:Group\s+[0-9]+\s+)?Pid\s+[0-9]+\s+on\s+(\S+)\s+device\s+[0-9]+\s+\[\S*\]\s*(.*)")
+_DEVICE = re.compile(
+    r"#\s*Rank\s+([0-9]+)\s+(?:Group\s+[0-9]+\s+)?Pid\s+[0-9]+\s+on\s+(\S+)\s+device\s+[0-9]+\s+\[\S*\]\s*(.*)"
+)
 _VERSION = re.compile(r"NCCL version ([0-9]+\.[0-9]+(?:\.[0-9]+)?)")
 _LIBRARY = re.compile(r"nccl-library=([0-9]+)")
 _PROGRAM = re.compile(r"\b([a-z_]+)_perf\b")
@@ -42,7 +44,9 @@ class _Table:
     rejected: int = 0
 
 
-def read_text(lines: Iterable[str], source: str, collective: str | None = None, ranks: int | None = None) -> list[Sweep]:
+def read_text(
+    lines: Iterable[str], source: str, collective: str | None = None, ranks: int | None = None
+) -> list[Sweep]:
     """Every table in ``lines``. ``collective``, ``ranks``: what the file does not say (old layouts name neither the
     test nor, without its device list, the ranks). Raises UsageError if there is no table, or one that cannot be told.
     """

@@ -40,7 +40,8 @@ class Sweep:
 
     ``clock``: "stream" for calls back to back, whose time holds the gap between two kernels, "kernel" for the kernel
     alone. ``gpus_per_thread``: accelerators that one host thread launches on, one after the other. ``rejected``: rows
-    of the file that could not be used. ``environment``: NCCL_* variables it was run with. ``nccl_version``, ``accelerator``, ``dtype``: "" where the file does not say.
+    of the file that could not be used. ``environment``: NCCL_* variables it was run with. ``nccl_version``,
+    ``accelerator``, ``dtype``: "" where the file does not say.
     """
 
     collective: str

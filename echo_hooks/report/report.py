@@ -128,7 +128,7 @@ def build_report(run: Run, composition: Composition, cluster: Cluster, *, timing
         breakdown=_breakdown_ms(critical.breakdown) if critical else None,
         roles=roles,
         evidence={kind: float(composition.evidence.get(kind, 0.0)) for kind in KINDS_OF_TRUTH} if critical else {},
-        assumptions=_assumptions(run) + _notes(run, composition, work.notes, tokens is not None),
+        assumptions=_assumptions(run) + _notes(run, composition, work.notes),
         problems=[asdict(problem) | {"ranks": list(problem.ranks)} for problem in problems],
         timings={
             "trace": sum(trace.trace_seconds for trace in run.traces.values()),
@@ -230,7 +230,7 @@ def _assumptions(run: Run) -> list[dict[str, Any]]:
     return sorted(merged.values(), key=lambda a: (-a["count"], a["kind"], a["site"], a["value"]))
 
 
-def _notes(run: Run, composition: Composition, flops_notes: list[str], tokens_known: bool) -> list[dict[str, Any]]:
+def _notes(run: Run, composition: Composition, flops_notes: list[str]) -> list[dict[str, Any]]:
     """What the report has to say about its own numbers, one sentence each."""
     sentences: dict[str, list[int]] = {}
     assumed = sorted(rank for role in run.roles for rank in set(role.ranks) - set(role.proven) - {role.traced_rank})
@@ -242,8 +242,6 @@ def _notes(run: Run, composition: Composition, flops_notes: list[str], tokens_kn
         sentences["no band is computed for the step time: jitter is not simulated yet"] = []
         for sentence in flops_notes:
             sentences[sentence] = []
-        if not tokens_known:
-            sentences["tokens per second are unknown: the run states no tokens_per_step"] = []
     declared = run.manifest.get("assumptions")
     for item in declared if isinstance(declared, list) else []:
         sentences[item if isinstance(item, str) else json.dumps(item, sort_keys=True)] = []

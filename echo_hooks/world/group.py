@@ -86,10 +86,11 @@ class RecordingGroup(dist.ProcessGroup):
 
     def _check(self, tensors: Sequence[torch.Tensor]) -> None:
         """A tensor on a device that no backend of the group serves fails as in a real job."""
-        if self.world.check_devices and tensors and tensors[0].device.type not in self.backends:
-            kind = tensors[0].device.type
-            if kind != "meta":
-                raise RuntimeError(f"No backend type associated with device type {kind}")
+        kind = tensors[0].device.type if tensors else ""
+        if self.world.check_devices and kind and kind not in self.backends:
+            raise RuntimeError(f"No backend type associated with device type {kind}")
+        if tensors and tensors[0].layout != torch.strided:
+            raise NotImplementedError(f"collectives on {tensors[0].layout} tensors are not simulated")
 
     # ---- collectives ----
 

@@ -149,7 +149,7 @@ class ObjectCollectives:
                 answer = objects[group.rank()]
             else:
                 own = [scatter_object_output_list[0]] * group.size()
-                objects, size = self._replay(key, "scatter_object_list", group.ranks[root], lambda: own)
+                objects, size = self._replay(key, "scatter_object_list", group.ranks[root], lambda: own, total=max)
                 answer = objects[group.rank()]
             self._read(device)
             self._scattered(group, "uint8", size, device, root)
@@ -197,7 +197,7 @@ class ObjectCollectives:
             lane = f"objects/{group.entry.index}/{source}/{world.rank}"
             key = f"{lane}/{world.next_message(lane)}"
             fallback = world.missing_objects(list(object_list))
-            objects, size = self._replay(key, "send_object_list", source, fallback, self.decode)
+            objects, size = self._replay(key, "send_object_list", source, fallback, decode=self.decode)
             object_list[:] = objects
             self._message(group, Kind.RECV, "int64", len(object_list), source, device, use_batch)
             self._read(device)
@@ -235,9 +235,11 @@ class ObjectCollectives:
         kind: str,
         source: int,
         fallback: Callable[[], list],
+        *,
         decode: Callable[[Any], Any] = lambda obj: obj,
+        total: Callable[..., int] = sum,
     ) -> tuple[list, int]:
-        """The source's objects and their size, else the fallback's, counted."""
+        """The source's objects and their size, else the fallback's, counted. ``total``: of the objects' sizes."""
         theirs = self.world.payloads.get(source, key)
         if theirs is not None and theirs.object is not ABSENT:
             return [decode(obj) for obj in theirs.object], theirs.bytes
@@ -245,7 +247,7 @@ class ObjectCollectives:
         self.world.recorder.assume(f"{kind} from rank {source}", "the caller's own objects")
         if theirs is not None:
             return own, theirs.bytes
-        return own, sum(pickled_size(self.world, obj) for obj in own)
+        return own, total(pickled_size(self.world, obj) for obj in own)
 
     # ---- records ----
 

@@ -18,7 +18,7 @@ from rich.console import Console
 import echo_hooks
 from echo_hooks.compose.roles import RankFacts, roles_from_facts
 from echo_hooks.errors import EchoError, NothingSimulated, PlanError, ScriptError
-from echo_hooks.graph.problems import rank_ranges
+from echo_hooks.graph.problems import BROKEN_PLAN, rank_ranges
 from echo_hooks.graph.rundir import Run, read_run, write_groups, write_manifest, write_roles
 from echo_launch.arguments import Launch, parse
 from echo_launch.directory import RunDirectory
@@ -26,9 +26,6 @@ from echo_launch.pool import TRACER, LocalPool
 from echo_launch.progress import TracingProgress
 from echo_launch.schedule import Schedule
 from echo_launch.tracing import Traced, trace_ranks
-
-BROKEN_PLAN = ("hang", "mismatch", "out_of_memory", "layout")
-"""Kinds of problem with which a job would not get through its step."""
 
 
 def main(

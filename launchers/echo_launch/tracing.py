@@ -43,13 +43,16 @@ def trace_ranks(
     """Trace all ranks that ``schedule`` asks for, ``jobs`` at once, into ``directory``.
 
     ``report(result, traced, known)`` is called after each rank: ``known`` ranks are to be traced as far as is known.
-    Raises ScriptError when the script fails as one of the ranks, NothingSimulated when no rank makes a step.
+    Raises ScriptError when the script fails as one of the ranks. Where neither the first nor the last rank makes a
+    step, no others are traced; the facts say so.
     """
     tracing = _Tracing(pool, directory, jobs, report)
     wave: Wave | None = schedule.first()
     while wave is not None:
         tracing.run(wave)
         groups, facts = tracing.merged()
+        if tracing.all_idle(schedule):
+            break  # no more ranks: how the calls of these fit together may say why
         wave = tracing.unless_idle(schedule) or tracing.second_pass(schedule.next(facts, groups))
     groups, facts = tracing.merged(on_disk=True)
     return Traced(
@@ -61,6 +64,10 @@ def trace_ranks(
         sorted(tracing.repeated),
         tracing.peak_rss_bytes,
     )
+
+
+def _last(schedule: Schedule) -> int:
+    return schedule.world_size - 1 if schedule.wanted is None else max(schedule.wanted)
 
 
 class _Tracing:
@@ -132,14 +139,14 @@ class _Tracing:
         self.facts[result.rank], self.tables[result.rank] = fact, known
 
     def unless_idle(self, schedule: Schedule) -> Wave | None:
-        """Where no rank made a step yet, one more opinion: the last rank's. NothingSimulated when that is the same."""
-        idle = [fact for fact in self.facts.values() if fact.nothing]
-        if not idle or len(idle) < len(self.facts):
+        """Where no rank made a step yet, one more opinion: the last rank's."""
+        if not all(fact.nothing for fact in self.facts.values()):
             return None
-        last = schedule.world_size - 1 if schedule.wanted is None else max(schedule.wanted)
-        if last in self.facts:
-            raise NothingSimulated(idle[0].nothing, idle[0].rank)
-        return Wave(((last, f"rank {idle[0].rank} made no step"),))
+        return Wave(((_last(schedule), f"rank {min(self.facts)} made no step"),))
+
+    def all_idle(self, schedule: Schedule) -> bool:
+        """No rank made a step, the last one included."""
+        return _last(schedule) in self.facts and all(fact.nothing for fact in self.facts.values())
 
     def second_pass(self, wave: Wave | None) -> Wave | None:
         """``wave``, or, when nothing new is left, the ranks whose donors were traced after them; each rank once."""

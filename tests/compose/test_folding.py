@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_hooks.compose.costs import Costs
-from echo_hooks.compose.folding import build_world, fold
+from echo_hooks.compose.folding import fold
 from echo_hooks.compose.programs import role_program
+from echo_hooks.compose.world import build_world
 from echo_hooks.graph.roles import Role
 
 

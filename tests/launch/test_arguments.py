@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from echo_launch.arguments import Launch, parse, parse_ranks
-from echo_launch.world import resolve_world
 
 from echo_hooks.errors import UsageError
+from echo_launch.arguments import Launch, parse, parse_ranks
+from echo_launch.world import resolve_world
 
 
 @pytest.fixture(autouse=True)

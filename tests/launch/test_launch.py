@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from echo_launch.main import Outcome, main
 
 from echo_hooks.errors import EchoError, PlanError
 from echo_hooks.graph.rundir import read_run
+from echo_launch.main import Outcome, main
 
 
 def launch(script: dict, *words: str, finish=None) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 
+from rich.console import Console
+
 from echo_launch.pool import Result
 from echo_launch.progress import TracingProgress, duration
-from rich.console import Console
 
 
 def say(terminal: bool, quiet: bool = False) -> str:

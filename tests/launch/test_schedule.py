@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from echo_launch.schedule import BUDGET, Schedule
 from layouts import Layout, trace_of
 
 from echo_hooks.compose.roles import rank_facts, roles_from_facts
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.merge import match_groups
+from echo_launch.schedule import BUDGET, Schedule
 
 
 def carry_out(layout: Layout, nproc_per_node: int = 8, wanted=None):

@@ -10,10 +10,10 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from echo_launch.sim import main
 
 from echo_hooks.report.files import write_files
 from echo_hooks.report.report import build_report
+from echo_launch.sim import main
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from collections import defaultdict
 import numpy as np
 import torch
 
+from echo_hooks.capture import threads
 from echo_hooks.capture.labels import Labels
 from echo_hooks.capture.memory import Memory
 from echo_hooks.capture.mode import CaptureMode
@@ -20,6 +21,7 @@ from echo_hooks.graph.ops import OpSignature
 from echo_hooks.graph.program import COLUMNS, DEFAULTS, Kind, Program
 from echo_hooks.graph.recorder import Recorder
 from echo_hooks.graph.rundir import RankTrace
+from echo_hooks.patching import PatchSet
 
 
 class Capture:
@@ -35,6 +37,7 @@ class Capture:
         self.memory = Memory(recorder, allocator)
         self.mode = CaptureMode(recorder, planner, self.memory, self.labels, self.steps)
         self.values = CaptureValues(self.mode)
+        self._threads = PatchSet(threads.patches(self.mode))
         self.labels.on_module = self.memory.own_module
         self.steps.on_step_begin = self.memory.own_gradients
         self.steps.on_step_end = self.memory.own_state
@@ -42,6 +45,7 @@ class Capture:
     def start(self) -> None:
         self.labels.install()
         self.steps.install()
+        self._threads.install()
         torch._C._set_only_lift_cpu_tensors(True)
         set_handler(self.mode.run)
         gc.callbacks.append(self._collector)
@@ -51,6 +55,7 @@ class Capture:
         self.mode.__exit__(None, None, None)
         gc.callbacks.remove(self._collector)
         set_handler(None)
+        self._threads.remove()
         torch._C._set_only_lift_cpu_tensors(False)
         self.steps.remove()
         self.labels.remove()

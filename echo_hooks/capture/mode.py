@@ -12,7 +12,7 @@ from echo_hooks import host_tensors
 from echo_hooks.capture import shadows, special
 from echo_hooks.capture.labels import Labels
 from echo_hooks.capture.memory import Memory
-from echo_hooks.capture.plans import Alias, New, Plan, Planner, Same
+from echo_hooks.capture.plans import Alias, Changed, New, Plan, Planner, Same
 from echo_hooks.capture.steps import Steps
 from echo_hooks.devices.pretended import Pretended, Storage
 from echo_hooks.graph.recorder import Recorder
@@ -80,7 +80,7 @@ class CaptureMode(TorchDispatchMode):
         result = self._build(plan.outputs, tensors, plan.device)
         constant = special.CONSTANTS.get(func)
         if constant is not None and isinstance(result, Pretended) and result.numel() <= shadows.INTEGERS_MAX_ELEMENTS:
-            shadows.remember(result, constant(args, kwargs, result))
+            shadows.remember(result, shadows.writable(constant(args, kwargs, result)))
         elif plan.shadowed or plan.written:
             self._shadow(plan, func, args, kwargs, tensors, result)
         return result
@@ -95,6 +95,8 @@ class CaptureMode(TorchDispatchMode):
     def _build(self, spec: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
         kind = type(spec)
         if kind is New:
+            if spec.device.type == "meta":
+                return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
             return Pretended(
                 spec.shape, spec.stride, spec.offset, spec.dtype, spec.device, self.memory.new(spec.bytes, spec.device)
             )
@@ -104,13 +106,26 @@ class CaptureMode(TorchDispatchMode):
             base = tensors[spec.tensor]
             if not isinstance(base, Pretended):  # a view of a real tensor inside a mixed call
                 return base.as_strided(spec.shape, spec.stride, base.storage_offset() + spec.offset)
-            offset = base.storage_offset() + spec.offset
+            offset = spec.offset if spec.absolute else base.storage_offset() + spec.offset
             return Pretended(spec.shape, spec.stride, offset, spec.dtype, base.device, base.echo_storage)
+        if kind is Changed:
+            return self._change(tensors[spec.tensor], spec)
         if kind is list:
             return [self._build(item, tensors, device) for item in spec]
         if kind is tuple:
             return tuple([self._build(item, tensors, device) for item in spec])
         return spec
+
+    def _change(self, tensor: torch.Tensor, spec: Changed) -> torch.Tensor:
+        """Give ``tensor`` other metadata; its storage only ever grows, as a real one."""
+        if not isinstance(tensor, Pretended):
+            return tensor.as_strided_(spec.shape, spec.stride)
+        offset = tensor.storage_offset() + spec.offset
+        needed = offset * tensor.dtype.itemsize + spec.bytes
+        if needed > tensor.echo_storage.bytes:
+            self.memory.resize(tensor.echo_storage, needed)
+        changed = Pretended(spec.shape, spec.stride, offset, tensor.dtype, tensor.device, tensor.echo_storage)
+        return tensor.take(changed)
 
     def _shadow(self, plan: Plan, func, args, kwargs, tensors, result) -> None:
         value = shadows.run_on_shadows(func, args, kwargs, tensors) if plan.shadowed else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -34,6 +35,7 @@ class Steps:
         self.on_step_end: Callable[[Optimizer], None] | None = None
         self._counted: int | None = None
         self._pending = -1
+        self._thread = 0  # the one that trains: only there does a step end
         self._handles: list = []
         self._kept: list = []
 
@@ -66,12 +68,13 @@ class Steps:
                 self._counted = id(optimizer)
                 self._kept.append(optimizer)  # keeps the id from being reused
             if id(optimizer) == self._counted:
+                self._thread = threading.get_ident()
                 self._pending = len(self.recorder.program)
                 self.labels.backward_seen = False
 
     def check(self) -> None:
         """Called for every op: closes the step once backward runs again. Raises StepsDone after the last one."""
-        if self._pending >= 0 and self.labels.backward_seen:
+        if self._pending >= 0 and self.labels.backward_seen and threading.get_ident() == self._thread:
             self._close()
             if len(self.boundaries) >= self.wanted:
                 raise StepsDone

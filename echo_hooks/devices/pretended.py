@@ -12,6 +12,9 @@ SHADOW_MAX_ELEMENTS = 256
 """Pretended tensors of up to this many elements carry their true value for as long as it is known."""
 
 
+_base_data: Any = torch._C.TensorBase.data
+
+
 class StorageOwner(Protocol):
     """Who allocates: the capture's memory."""
 
@@ -108,7 +111,7 @@ class Pretended(torch.Tensor):
     # ---- what C++ would read from memory ----
 
     def tolist(self):
-        return self.detach().to("cpu").tolist() if self.dim() else self.item()
+        return self._on_host().tolist() if self.dim() else self.item()
 
     def numpy(self, *, force: bool = False):
         if self.device.type != "cpu" and not force:
@@ -116,8 +119,14 @@ class Pretended(torch.Tensor):
                 f"can't convert {self.device} device type tensor to numpy. "
                 "Use Tensor.cpu() to copy the tensor to host memory first."
             )
+        return self._on_host().numpy()
+
+    def _on_host(self) -> torch.Tensor:
+        """A real CPU tensor; of one too large to know its value: zeros."""
         host = self.detach().to("cpu")
-        return host_tensors.zeros(host.shape, host.dtype).numpy() if isinstance(host, Pretended) else host.numpy()
+        if not isinstance(host, Pretended):
+            return host
+        return host_tensors.zeros((), host.dtype).expand(host.shape).clone()  # a large factory would be pretended again
 
     def __array__(self, dtype=None, copy=None):
         array = self.numpy()
@@ -130,6 +139,12 @@ class Pretended(torch.Tensor):
         return f"tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype})"
 
     # ---- storage ----
+
+    def take(self, other: Pretended) -> Pretended:
+        """Become what ``other`` is, with its storage, and stay the same Python object."""
+        _base_data.__set__(self, other)
+        self.echo_storage = other.echo_storage
+        return self
 
     def untyped_storage(self):
         return StorageView(self.echo_storage)
@@ -161,13 +176,15 @@ class Pretended(torch.Tensor):
         return copy
 
     def __reduce_ex__(self, _protocol):
-        return _rebuild, (tuple(self.shape), self.stride(), self.dtype, str(self.device), self.requires_grad)
+        parameter = isinstance(self, torch.nn.Parameter)
+        return rebuild, (tuple(self.shape), self.stride(), self.dtype, str(self.device), self.requires_grad, parameter)
 
 
-def _rebuild(shape, stride, dtype, device, requires_grad):
+def rebuild(shape, stride, dtype, device, requires_grad, parameter):
     """A pretended tensor read back from a checkpoint: the same metadata, no values."""
+    device = torch._utils._get_restore_location(device)  # torch.load's map_location
     tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device)
-    return tensor.requires_grad_(requires_grad)
+    return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
 
 
 _HANDLER: list = [None]

@@ -6,13 +6,17 @@ from typing import Any
 
 import torch
 import torch._subclasses.fake_tensor as fake_tensor
+import torch._weights_only_unpickler as weights_only
 import torch.optim.optimizer as optimizer
+import torch.utils._device
 import torch.utils._foreach_utils as foreach_utils
 
-from echo_hooks.devices.pretended import Pretended
+from echo_hooks.devices.pretended import Pretended, rebuild
 from echo_hooks.patching import Patch
 
 _base_data: Any = torch._C.TensorBase.data  # the descriptor; stubs know only the attribute behind it
+# Filled while torch.tensor is torch's own: by this list a `torch.device` context knows what to send to its device.
+torch.utils._device._device_constructors()
 
 
 def patches() -> list[Patch]:
@@ -35,6 +39,13 @@ def patches() -> list[Patch]:
             "is_available() answers True, which switches real device initialisation on",
             "2.9",
             create=True,
+        ),
+        Patch(
+            weights_only,
+            "_marked_safe_globals_set",
+            lambda known: known | {rebuild},
+            "torch.load refuses what it does not know; a saved pretended tensor is only metadata",
+            "2.9",
         ),
         Patch(fake_tensor, "init_gpu_context", lambda _: lambda device: None, "initialises a device", "2.9"),
     ]
@@ -70,8 +81,7 @@ def _apply(self, fn, recurse=True):
 
 def _set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     if isinstance(tensor, Pretended) and isinstance(value, Pretended) and tensor.device == value.device:
-        _base_data.__set__(tensor, value)
-        tensor.echo_storage = value.echo_storage
+        tensor.take(value)
         tensor.echo_shadow, tensor.echo_stamp = value.echo_shadow, value.echo_stamp
     elif type(tensor) is type(value) and not isinstance(tensor, Pretended):
         _base_data.__set__(tensor, value)

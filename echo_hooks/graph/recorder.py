@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -55,6 +56,8 @@ class Recorder:
     microbatch: int = -1
     overhead_ns: int = 0  # of each entry, spent before our clock can stop: see capture.overhead
     paused: bool = False
+    _thread: int = field(default_factory=threading.get_ident)
+    _threads: dict[int, int] = field(default_factory=dict)
     _depth: int = 0
     _left_ns: int = 0
     host_ns: int = 0  # gathered since the last record
@@ -80,18 +83,22 @@ class Recorder:
             self.leave()
 
     def enter(self) -> None:
+        if threading.get_ident() != self._thread:  # the clock is the first thread's
+            return
         if self._depth == 0:
             self.host_ns += self.clock_ns() - self._left_ns
         self._depth += 1
 
     def leave(self) -> None:
+        if threading.get_ident() != self._thread:
+            return
         self._depth -= 1
         if self._depth == 0:
             self._left_ns = self.clock_ns()
 
     def enter_from_dispatch(self) -> None:
         """As ``enter``, for an op that came through the dispatch mode: the way there is Echo's own time too."""
-        outermost = self._depth == 0
+        outermost = self._depth == 0 and threading.get_ident() == self._thread
         self.enter()
         if outermost:
             self.host_ns = max(0, self.host_ns - self.overhead_ns)
@@ -106,6 +113,8 @@ class Recorder:
     def _append(self, kind: Kind, **values) -> int:
         if self.paused:
             return -1
+        if threading.get_ident() != self._thread:
+            return self._append_aside(kind, **values)
         outside = self._depth == 0  # called without own_time(): still never counts our own work
         if outside:
             self.enter()
@@ -121,6 +130,11 @@ class Recorder:
         finally:
             if outside:
                 self.leave()
+
+    def _append_aside(self, kind: Kind, **values) -> int:
+        """A record of another thread of the script (one that prefetches, say): its host time is not measured."""
+        thread = self._threads.setdefault(threading.get_ident(), len(self._threads) + 1)
+        return self.program.append(kind, module=self.module, phase=Phase.OTHER, thread=thread, **values)
 
     def compute(self, op: int, bytes: int = 0, stream: int | None = None) -> int:
         return self._append(Kind.COMPUTE, op=op, bytes=bytes, stream=self.stream if stream is None else stream)

@@ -78,7 +78,7 @@ class Pretend(TorchDispatchMode):
 
 
 def pretended(twin: torch.Tensor) -> Pretended:
-    storage = Storage(0, twin.numel() * twin.element_size(), twin.device, 0)
+    storage = Storage(0, twin.numel() * twin.element_size(), twin.device, 0, owner=None)
     tensor = Pretended(twin.size(), twin.stride(), twin.storage_offset(), twin.dtype, twin.device, storage)
     tensor.twin = twin.detach()
     return tensor

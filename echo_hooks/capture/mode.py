@@ -37,6 +37,10 @@ class CaptureMode(TorchDispatchMode):
         self.steps = steps
         self.world = world
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would wrap every dispatch in Python code of its own, against a compiler that is off
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         pretended = False

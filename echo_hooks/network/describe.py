@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from echo_hooks.errors import UsageError
+from echo_hooks.network.cost import Cost
 from echo_hooks.network.model import CommunicationModel
+from echo_hooks.network.nccl_chunks import chunk_bytes
+from echo_hooks.network.nccl_tables import ALGORITHMS
 from echo_hooks.network.sweeps import bus_over_algorithm
 
 _MOST_RESOURCES = 8
@@ -68,6 +71,7 @@ def describe(
         "algorithm": cost.algorithm,
         "protocol": cost.protocol,
         "channels": cost.channels,
+        "chunk_bytes": _chunk_bytes(model, collective, ranks, bytes, cost),
         "duration_us": cost.duration_us,
         "duration_p10_us": cost.duration_us * low,
         "duration_p90_us": cost.duration_us * high,
@@ -86,3 +90,11 @@ def describe(
         "resources": busiest[:_MOST_RESOURCES],
         "resources_in_all": len(busiest),
     }
+
+
+def _chunk_bytes(
+    model: CommunicationModel, collective: str, ranks: tuple[int, ...], bytes: int, cost: Cost
+) -> int | None:
+    if cost.algorithm not in ALGORITHMS or cost.algorithm.startswith("collnet"):
+        return None
+    return chunk_bytes(collective, cost.algorithm, cost.protocol, model.communicator(ranks), bytes, cost.channels)

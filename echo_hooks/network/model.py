@@ -1,4 +1,4 @@
-"""Duration and loads of every communication of a simulated job on a cluster that runs NCCL."""
+"""Duration and loads of every communication of a simulated job on a cluster."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from echo_hooks.network.calibration import Calibration, shipped_calibration
 from echo_hooks.network.cost import Cost, Resource
 from echo_hooks.network.curves import SIZES, Curve, Point, Samples, monotone_curve, samples
 from echo_hooks.network.durations import WIRE, Reach
+from echo_hooks.network.hccl import plan_hccl, plan_hccl_exchange, plan_hccl_send, read_hccl_environment
 from echo_hooks.network.nccl_environment import read_environment
 from echo_hooks.network.nccl_graph import Communicator
 from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, parse_version, tables
@@ -32,7 +33,7 @@ _UNUSUAL_DTYPES = {"float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"}  # f
 
 
 class CommunicationModel:
-    """Costs on ``cluster`` with NCCL ``nccl_version``, under the job's ``environment`` (its NCCL_* variables).
+    """Costs on ``cluster`` with NCCL ``nccl_version`` (Ascend: HCCL), under the job's ``environment`` (NCCL_*, HCCL_*).
 
     ``calibration``: left out, the one that comes with the accelerator, or NCCL's own numbers (``Calibration()``).
     ``resources``: the links that ``Cost.loads`` index. ``notes``: what a reader of the numbers should know. Costs
@@ -48,8 +49,7 @@ class CommunicationModel:
         environment: Mapping[str, str] = {},
         calibration: Calibration | None = None,
     ):
-        if cluster.accelerator.vendor == "huawei":
-            raise NotImplementedError(f"{cluster.accelerator.name}: the model of HCCL is not built yet")
+        self._hccl = read_hccl_environment(environment) if cluster.accelerator.vendor == "huawei" else None
         self.cluster = cluster
         self.nccl_version = nccl_version
         self._environment = read_environment(environment)
@@ -113,19 +113,21 @@ class CommunicationModel:
     def placement(self, ranks: tuple[int, ...]) -> Placement:
         return self._place(ranks)
 
+    def communicator(self, ranks: tuple[int, ...]) -> Communicator:
+        """What the library's choices for a group depend on."""
+        return self._communicator(self._place(ranks))[0]
+
     def plan(self, name: str, ranks: tuple[int, ...], sizes: np.ndarray, dtype: str) -> list[Planned]:
         """What runs at each of ``sizes`` and the parts of its duration, as calibration sees it: before multipliers,
         and before durations are made monotone. ``name``: a collective, or "send" or "exchange" of two ranks."""
         placement = self._place(ranks)
         comm, reach = self._communicator(placement)
         if name in ("send", "exchange"):
-            return plan_send(comm, reach, self._rules, sizes)
+            return self._plan_send(comm, reach, sizes)
         if name in ("all_to_all", "gather", "scatter"):
             root = ranks[0] if name != "all_to_all" else -1
-            return plan_exchange(
-                comm, reach, self._rules, sizes, max(self._fullest_us(self._even(name, placement, root)))
-            )
-        return plan_collective(name, comm, reach, self._rules, dtype, sizes)
+            return self._plan_exchange(comm, reach, sizes, max(self._fullest_us(self._even(name, placement, root))))
+        return self._plan_collective(name, comm, reach, dtype, sizes)
 
     # ---- collectives ----
 
@@ -151,7 +153,7 @@ class CommunicationModel:
         kind = dtype if dtype in _UNUSUAL_DTYPES else "float32"
 
         def plan(comm: Communicator, reach: Reach) -> list[Planned]:
-            return plan_collective(function, comm, reach, self._rules, kind, SIZES, count=count)
+            return self._plan_collective(function, comm, reach, kind, SIZES, count)
 
         curve = self._curve((function, comm, reach, kind, count), plan, comm, reach)
         point = curve.at(bytes)
@@ -173,7 +175,7 @@ class CommunicationModel:
         n, m, g = len(placement.ranks), len(placement.nodes), placement.per_node
         passes = 2 if function == "all_reduce" else 1
         ring = passes * (n - 1) / n if function not in ("broadcast", "reduce") else 1.0
-        if algorithm == "ring":
+        if algorithm == "ring" and self._hccl is None:
             local, net = ring, ring
         elif algorithm == "tree":
             local, net = 2.0, 1.0 if m == 2 else 2.0
@@ -181,6 +183,9 @@ class CommunicationModel:
             local, net = 1.0 if function == "all_reduce" else (g - 1) / g, 1.0 if m == 2 else 2.0
         elif algorithm == "pat":
             local, net = 0.0, (m - 1) / m
+        elif self._hccl is not None:  # level by level
+            passes = 1 if function in ("all_gather", "reduce_scatter") else 2
+            local, net = passes * (g - 1) / g, passes * (m - 1) / m
         else:
             local, net = 1.0, 1.0
         loads = self._links.scale_up(placement.ranks, local) if g > 1 and local else []
@@ -192,8 +197,22 @@ class CommunicationModel:
 
     # ---- sends and what is made of them ----
 
-    def _plan_send(self, comm: Communicator, reach: Reach) -> list[Planned]:
-        return plan_send(comm, reach, self._rules, SIZES)
+    def _plan_collective(
+        self, function: str, comm: Communicator, reach: Reach, dtype: str, sizes: np.ndarray, count: int = 1
+    ) -> list[Planned]:
+        if self._hccl is not None:
+            return plan_hccl(function, comm, reach, self._hccl, sizes)
+        return plan_collective(function, comm, reach, self._rules, dtype, sizes, count=count)
+
+    def _plan_send(self, comm: Communicator, reach: Reach, sizes: np.ndarray = SIZES) -> list[Planned]:
+        if self._hccl is not None:
+            return plan_hccl_send(comm, reach, sizes)
+        return plan_send(comm, reach, self._rules, sizes)
+
+    def _plan_exchange(self, comm: Communicator, reach: Reach, sizes: np.ndarray, busiest: float) -> list[Planned]:
+        if self._hccl is not None:
+            return plan_hccl_exchange(comm, reach, sizes, busiest)
+        return plan_exchange(comm, reach, self._rules, sizes, busiest)
 
     def _exchange(
         self,
@@ -213,7 +232,7 @@ class CommunicationModel:
             inside, outside = fullest[0] * reach.scale_up / step_reach.scale_up, fullest[1]
             if comm.nodes > 1:
                 outside *= reach.node / step_reach.node
-            return plan_exchange(step_comm, step_reach, self._rules, SIZES, max(inside, outside))
+            return self._plan_exchange(step_comm, step_reach, SIZES, max(inside, outside))
 
         curve = self._curve((name, comm, reach, fullest), plan, comm, reach)
         if splits is None:
@@ -331,6 +350,8 @@ def _notes(calibration: Calibration, cluster: Cluster, nccl_version: str) -> lis
     measured = calibration.nccl_version
     if measured and parse_version(measured)[:2] != parse_version(nccl_version)[:2]:
         notes.append(f"calibration {calibration.name} was measured with NCCL {measured}; the job has {nccl_version}")
+    if cluster.accelerator.vendor == "huawei":
+        notes.append("HCCL is modelled by its rules for 910B and has not been compared with measurements")
     if cluster.accelerator.vendor == "amd":
         notes.append("RCCL is modelled by NCCL's rules; its own tuning is not known here")
     return notes

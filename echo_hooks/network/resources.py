@@ -78,6 +78,7 @@ class Loads(Sequence[tuple[int, float]]):
 _XGMI_SHARE = 48 / 64
 # What HCCL counts on of an HCCS link of 28 GB/s (hcomm src/legacy/ascend910, 910B: 18.3).
 _HCCS_SHARE = 18.3 / 28
+_HCCL_NIC_SHARE = 0.8  # of RoCE; same source
 
 
 def architecture(accelerator: Accelerator) -> str:
@@ -99,7 +100,9 @@ def usable_scale_up(accelerator: Accelerator) -> float:
 
 
 def usable_nic(cluster: Cluster) -> float:
-    """Bytes per us, one way, of a NIC: its line rate, or what PCIe lets through."""
+    """Bytes per us, one way, of a NIC: its line rate (for HCCL what it counts on), or what PCIe lets through."""
+    if cluster.accelerator.vendor == "huawei":
+        return cluster.nic_bandwidth_bytes_per_s * _HCCL_NIC_SHARE / 1e6
     pci = cluster.accelerator.host_link_bandwidth_bytes_per_s * PCI_SHARE
     return min(cluster.nic_bandwidth_bytes_per_s, pci) / 1e6
 

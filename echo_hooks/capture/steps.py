@@ -20,8 +20,9 @@ class Steps:
 
     A training step is periodic, so any point of it may serve as boundary as long as it is the same in every period.
     Several optimizer calls in a row (ZeRO steps each parameter group on its own) are one step; with several
-    optimizers (a GAN) the one that stepped first counts. A call without a backward pass before it is no step. The boundary is known only when the next backward begins:
-    ``boundaries`` then gets the program length noted after the optimizer call.
+    optimizers (a GAN) the one that stepped first counts. A call without a backward pass before it is no step. The
+    boundary is known only when the next backward begins: ``boundaries`` then gets the program length noted after the
+    optimizer call.
     """
 
     def __init__(self, recorder: Recorder, labels: Labels, warmup: int, steps: int):

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from echo_hooks import host_tensors
+from echo_hooks.graph.ops import dtype_name
 from echo_hooks.graph.problems import Problem
 from echo_hooks.world.payloads import PAYLOAD_MAX_BYTES, Payload, bytes_tensor, tensor_bytes
 from echo_hooks.world.record import nbytes
-from echo_hooks.world.values import RECEIVED_STD, dtype_name, is_control, policy_value
+from echo_hooks.world.values import RECEIVED_STD, is_control, policy_value
 
 if TYPE_CHECKING:
     from echo_hooks.world.group import RecordingGroup

@@ -32,7 +32,7 @@ def tokens_per_step(run: Run) -> tuple[int | None, str]:
         return trace.tokens_per_step * width, f"{width} data-parallel replicas (groups {', '.join(factors)})"
     divided = any(size != 1 and (size != run.world_size or name in _SAME_TOKENS) for name, size in sizes.items())
     if not divided and not _sends(run):
-        return trace.tokens_per_step * run.world_size, "every rank taken as a data-parallel replica: no group divides them"
+        return trace.tokens_per_step * run.world_size, "every rank taken as a data-parallel replica"
     return None, "no group is named as data parallel"
 
 

@@ -120,12 +120,12 @@ class CaptureMode(TorchDispatchMode):
         """Give ``tensor`` other metadata; its storage only ever grows, as a real one."""
         if not isinstance(tensor, Pretended):
             return tensor.as_strided_(spec.shape, spec.stride)
-        offset = tensor.storage_offset() + spec.offset
+        offset = int(tensor.storage_offset()) + spec.offset
         needed = offset * tensor.dtype.itemsize + spec.bytes
         if needed > tensor.echo_storage.bytes:
             self.memory.resize(tensor.echo_storage, needed)
         changed = Pretended(spec.shape, spec.stride, offset, tensor.dtype, tensor.device, tensor.echo_storage)
-        return tensor.take(changed)
+        return tensor.become(changed)
 
     def _shadow(self, plan: Plan, func, args, kwargs, tensors, result) -> None:
         value = shadows.run_on_shadows(func, args, kwargs, tensors) if plan.shadowed else None

@@ -200,7 +200,7 @@ def _to_device_record(mode, source: torch.Tensor, target: torch.Tensor, non_bloc
 def _set(_mode, _func, args, _kwargs):
     """The tensor becomes a second name of the source's memory."""
     target, source = args
-    target.take(source)
+    target.become(source)
     target.echo_shadow, target.echo_stamp = source.echo_shadow, source.echo_stamp
     return target
 

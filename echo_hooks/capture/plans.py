@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from echo_hooks.capture import shadows
 from echo_hooks.capture.costs import signature
@@ -97,7 +98,7 @@ def key_of(value: Any, tensors: list[torch.Tensor]) -> Any:
         return (kind, value)
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        return ("real", value.shape, value.stride(), value.dtype)
+        return ("real", value.shape, value.stride(), value.dtype, value.device)
     if isinstance(value, (list, tuple)):
         return tuple([key_of(item, tensors) for item in value])
     if isinstance(value, torch.Generator):
@@ -144,6 +145,7 @@ class Planner:
         device = _device_of(outputs, tensors, kwargs)
         launches = device.type not in ("cpu", "meta") and not _is_view(func)
         launches = launches and not str(func).startswith(_NO_KERNEL_PREFIXES)
+        launches = launches and (bool(written) or any(isinstance(r, torch.Tensor) for r in tree_leaves(result)))
         described = signature(func, fake_args, fake_kwargs, result, [tensors[i] for i in written]) if launches else None
         if described is not None and not described.bytes_read and not described.bytes_written:
             described = None  # only empty tensors: nothing is launched

@@ -62,7 +62,8 @@ class CommunicationModel:
         self._links = Links(cluster)
         self._placements: dict[tuple[int, ...], Placement] = {}
         self._communicators: dict[tuple, tuple[Communicator, Reach]] = {}
-        self._curves: dict[tuple, Curve] = {}
+        self._curves: dict[tuple, Curve] = {}  # by what durations depend on
+        self._group_curves: dict[tuple, Curve] = {}  # by group
         self._costs: dict[tuple, Cost] = {}
         self._traffic: dict[tuple, Traffic] = {}
 
@@ -144,20 +145,26 @@ class CommunicationModel:
             raise UsageError(f"{name}: root {root} is not in the group")
         if len(ranks) == 1:
             return self._alone(name, bytes)
-        comm, reach = self._communicator(placement)
         if name in ("all_to_all", "gather", "scatter"):
-            return self._exchange(name, placement, comm, reach, bytes, root, splits)
+            return self._exchange(name, placement, bytes, root, splits)
         function = "all_reduce" if name == "barrier" else name
         if name == "barrier":
             bytes = _BARRIER_BYTES
         kind = dtype if dtype in _UNUSUAL_DTYPES else "float32"
-
-        def plan(comm: Communicator, reach: Reach) -> list[Planned]:
-            return self._plan_collective(function, comm, reach, kind, SIZES, count)
-
-        curve = self._curve((function, comm, reach, kind, count), plan, comm, reach)
+        curve = self._collective_curve(function, placement, kind, count)
         point = curve.at(bytes)
         return self._cost(point, self._collective_traffic(function, point.algorithm, placement), bytes)
+
+    def _collective_curve(self, function: str, placement: Placement, kind: str, count: int) -> Curve:
+        def curve(placement: Placement, floor: Curve | None) -> Curve:
+            comm, reach = self._communicator(placement)
+
+            def plan(comm: Communicator, reach: Reach) -> list[Planned]:
+                return self._plan_collective(function, comm, reach, kind, SIZES, count)
+
+            return self._curve((function, comm, reach, kind, count, id(floor)), plan, comm, reach, floor)
+
+        return self._over_nodes((function, kind, count), placement, curve)
 
     def _alone(self, name: str, bytes: int) -> Cost:
         """A group of one: NCCL copies input to output where they differ, reading and writing memory once."""
@@ -218,31 +225,58 @@ class CommunicationModel:
         self,
         name: str,
         placement: Placement,
-        comm: Communicator,
-        reach: Reach,
         bytes: int,
         root: int,
         splits: Sequence[Sequence[int]] | None,
     ) -> Cost:
         """Grouped sends, timed by their fullest links."""
+        curve = self._exchange_curve(name, placement, root)
         even = self._even(name, placement, root)
-        fullest = self._fullest_us(even)
-
-        def plan(step_comm: Communicator, step_reach: Reach) -> list[Planned]:
-            inside, outside = fullest[0] * reach.scale_up / step_reach.scale_up, fullest[1]
-            if comm.nodes > 1:
-                outside *= reach.node / step_reach.node
-            return self._plan_exchange(step_comm, step_reach, SIZES, max(inside, outside))
-
-        curve = self._curve((name, comm, reach, fullest), plan, comm, reach)
         if splits is None:
             point = curve.at(bytes)
             return self._cost(point, even, bytes)
         loads = self._matrix_traffic(placement, _matrix(splits, len(placement.ranks)))
         # It takes as long as an even one that loads the fullest link of the same kind as much.
-        size = max(us / even_us for us, even_us in zip(self._fullest_us(loads), fullest) if even_us > 0)
+        size = max(us / even_us for us, even_us in zip(self._fullest_us(loads), self._fullest_us(even)) if even_us > 0)
         point = curve.at(size)
         return self._cost(point, loads, 1)
+
+    def _exchange_curve(self, name: str, placement: Placement, root: int) -> Curve:
+        def curve(placement: Placement, floor: Curve | None) -> Curve:
+            comm, reach = self._communicator(placement)
+            at = root if root in placement.ranks else -1
+            fullest = self._fullest_us(self._even(name, placement, at))
+
+            def plan(step_comm: Communicator, step_reach: Reach) -> list[Planned]:
+                inside, outside = fullest[0] * reach.scale_up / step_reach.scale_up, fullest[1]
+                if comm.nodes > 1:
+                    outside *= reach.node / step_reach.node
+                return self._plan_exchange(step_comm, step_reach, SIZES, max(inside, outside))
+
+            return self._curve((name, comm, reach, fullest, id(floor)), plan, comm, reach, floor)
+
+        return self._over_nodes((name, root), placement, curve)
+
+    def _over_nodes(
+        self, what: tuple, placement: Placement, curve: Callable[[Placement, Curve | None], Curve]
+    ) -> Curve:
+        """``curve`` of a placement, at least that of the same group on fewer of its nodes (1, 2, 3, 4, and powers of
+        two). NCCL's choices may get better with more nodes; a plan must not win by that."""
+        key = (*what, placement.ranks)
+        found = self._group_curves.get(key)
+        if found is None:
+            smaller = self._on_fewer_nodes(placement)
+            floor = self._over_nodes(what, smaller, curve) if smaller else None
+            found = self._group_curves[key] = curve(placement, floor)
+        return found
+
+    def _on_fewer_nodes(self, placement: Placement) -> Placement | None:
+        if len(placement.nodes) < 2:
+            return None
+        count = len(placement.nodes)
+        nodes = set(placement.nodes[: count - 1 if count <= 4 else 1 << ((count - 1).bit_length() - 1)])
+        ranks = tuple(r for r in placement.ranks if r // self.cluster.accelerators_per_node in nodes)
+        return self._place(ranks) if len(ranks) > 1 else None
 
     def _even(self, name: str, placement: Placement, root: int) -> Traffic:
         """Of one byte, equally spread."""
@@ -321,7 +355,12 @@ class CommunicationModel:
         return comm, Reach(scale_up if peer else pci, node)
 
     def _curve(
-        self, key: tuple, plan: Callable[[Communicator, Reach], list[Planned]], comm: Communicator, reach: Reach
+        self,
+        key: tuple,
+        plan: Callable[[Communicator, Reach], list[Planned]],
+        comm: Communicator,
+        reach: Reach,
+        floor: Curve | None = None,
     ) -> Curve:
         curve = self._curves.get(key)
         if curve is None:
@@ -329,7 +368,7 @@ class CommunicationModel:
             def sample(comm: Communicator, reach: Reach) -> Samples:
                 return samples(plan(comm, reach), self.calibration, comm.nodes, key[0])
 
-            curve = self._curves[key] = monotone_curve(sample, comm, reach)
+            curve = self._curves[key] = monotone_curve(sample, comm, reach, floor)
         return curve
 
     @staticmethod

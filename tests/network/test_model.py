@@ -79,6 +79,20 @@ def test_a_slower_link_is_never_faster(name, group, size, fast, slow, which):
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("per_node", [1, 2, 8])
+def test_more_nodes_are_never_faster(name, per_node):
+    model = CommunicationModel(load_cluster("h100-sxm:8x8"))
+    sizes = [1 << k for k in range(3, 34, 3)]
+    before = [0.0] * len(sizes)
+    for nodes in (1, 2, 3, 4, 8):
+        ranks = tuple(8 * n + i for n in range(nodes) for i in range(per_node))
+        durations = costs_of(model, name, ranks, sizes)
+        if len(ranks) > 1:
+            assert all(now >= then * (1 - 1e-9) for now, then in zip(durations, before))
+            before = durations
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_blocking_switch_is_never_faster(name):
     world = GROUPS["world"]
     durations = [

@@ -14,6 +14,7 @@ from echo_hooks.capture.labels import Labels
 from echo_hooks.capture.memory import Memory
 from echo_hooks.capture.plans import Alias, Changed, New, Plan, Planner, Same
 from echo_hooks.capture.steps import Steps
+from echo_hooks.devices import pinned
 from echo_hooks.devices.pretended import Pretended, Storage
 from echo_hooks.graph.recorder import Recorder
 from echo_hooks.world.functional import NAMESPACES
@@ -210,7 +211,7 @@ class CaptureMode(TorchDispatchMode):
 
 def _real(func, args, kwargs):
     if kwargs.get("pin_memory"):
-        kwargs = {**kwargs, "pin_memory": False}
+        return pinned.pin(func(*args, **{**kwargs, "pin_memory": False}))
     handler = special.REAL_HANDLERS.get(func)
     return handler(*args, **kwargs) if handler is not None else func(*args, **kwargs)
 

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from echo_hooks import host_tensors
 from echo_hooks.capture import answers, shadows
+from echo_hooks.devices import pinned
 from echo_hooks.devices.pretended import Pretended
 from echo_hooks.graph.ops import OpSignature, dtype_name, meta_of
 
@@ -21,8 +22,8 @@ HANDLERS: dict[Any, Callable] = {}
 
 REAL_HANDLERS: dict[Any, Callable] = {
     # Pinning needs a driver; pageable memory does as well here.
-    aten._pin_memory.default: lambda tensor, *_args, **_kwargs: tensor,
-    aten.is_pinned.default: lambda *_args, **_kwargs: False,
+    aten._pin_memory.default: lambda tensor, *_args, **_kwargs: pinned.pin(tensor),
+    aten.is_pinned.default: lambda tensor, *_args, **_kwargs: pinned.is_pinned(tensor),
 }
 
 FLOAT_FACTORIES = {
@@ -86,13 +87,13 @@ def _equal(mode, _func, args, _kwargs):
 
 
 @_handles(aten.is_pinned.default)
-def _is_pinned(_mode, _func, _args, _kwargs):
-    return False
+def _is_pinned(_mode, _func, args, _kwargs):
+    return pinned.is_pinned(args[0])
 
 
 @_handles(aten._pin_memory.default, aten.pin_memory.default)
 def _pin_memory(_mode, _func, args, _kwargs):
-    return args[0]
+    return pinned.pin(args[0])
 
 
 # ---- copies ----

@@ -76,7 +76,7 @@ class StorageView:
 
 
 class TypedStorageView:
-    """What ``_typed_storage()`` answers: the same storage counted in elements (FullyShardedDataParallel frees by it)."""
+    """What ``_typed_storage()`` answers: the same storage counted in elements (FSDP, the class, frees by it)."""
 
     def __init__(self, storage: Storage, dtype: torch.dtype):
         self._untyped_storage = StorageView(storage)
@@ -192,12 +192,6 @@ class Pretended(torch.Tensor):
     def data_ptr(self) -> int:
         base = StorageView(self.echo_storage).data_ptr()
         return base + int(self.storage_offset()) * self.dtype.itemsize if base else 0
-
-    def pin_memory(self, *_args, **_kwargs):
-        return self
-
-    def is_pinned(self, *_args, **_kwargs) -> bool:
-        return False
 
     def record_stream(self, _stream) -> None:
         """Lengthens the life of the block to what the stream has reached at the free; the allocator model frees at

@@ -11,6 +11,7 @@ import torch.optim.optimizer as optimizer
 import torch.utils._device
 import torch.utils._foreach_utils as foreach_utils
 
+from echo_hooks.devices.pinned import is_pinned, pin
 from echo_hooks.devices.pretended import Pretended, rebuild
 from echo_hooks.patching import Patch
 
@@ -29,7 +30,7 @@ def patches() -> list[Patch]:
         Patch(torch, "as_tensor", _as_tensor, "as torch.tensor", "2.9"),
         Patch(torch.Tensor, "new_tensor", _new_tensor, "as torch.tensor", "2.9", create=True),
         Patch(torch.Tensor, "pin_memory", lambda _: _pin_memory, "needs a driver", "2.9", create=True),
-        Patch(torch.Tensor, "is_pinned", lambda _: lambda self, *a, **k: False, "needs a driver", "2.9", create=True),
+        Patch(torch.Tensor, "is_pinned", lambda _: _is_pinned, "needs a driver", "2.9", create=True),
         Patch(optimizer, "_foreach_supported_types", with_pretended, "else optimizers loop over single tensors", "2.9"),
         Patch(foreach_utils, "_foreach_supported_types", with_pretended, "gradient clipping likewise", "2.9"),
         Patch(
@@ -158,4 +159,8 @@ def _new_tensor(original):
 
 
 def _pin_memory(self, *_args, **_kwargs):
-    return self
+    return pin(self)
+
+
+def _is_pinned(self, *_args, **_kwargs):
+    return is_pinned(self)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from echo_hooks.errors import ScriptError
 from echo_hooks.graph.ops import dtype_name
@@ -74,6 +75,24 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name!r} is no dtype")
     return dtype
+
+
+def greetings(original: Any) -> Any:
+    """The numbers that neighbouring stages send each other to open their communicators, received as they are sent.
+
+    torch 2.9 receives the 8 bytes of an int64 into a float32 (torch/distributed/pipelining/stage.py). NCCL moves both
+    in one slot and does not notice, so it is no reason to call the user's plan broken.
+    """
+
+    def operations(stage):
+        found = original(stage)
+        sent = next((op.tensor for op in found if op.op is dist.isend), None)
+        for op in found:
+            if sent is not None and op.op is dist.irecv and op.tensor.dtype != sent.dtype:
+                op.tensor = op.tensor.to(sent.dtype)
+        return found
+
+    return operations
 
 
 class ShapeExchange:

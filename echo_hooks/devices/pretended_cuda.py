@@ -14,6 +14,7 @@ from echo_hooks.devices.cuda import cuda_patches
 from echo_hooks.devices.memory import memory_patches
 from echo_hooks.devices.native import NativeDevice
 from echo_hooks.devices.random import random_patches
+from echo_hooks.devices.recurrent import RecurrentKernels
 from echo_hooks.devices.state import DeviceState, activate
 from echo_hooks.devices.streams import stream_patches
 from echo_hooks.devices.typed_tensors import typed_tensor_patches
@@ -62,7 +63,7 @@ class PretendedCuda:
         self._state = DeviceState(recorder, accelerator, device_count, local_rank, allocator, nccl_version)
         self._native = NativeDevice(device_count)
         self._patches = PatchSet(device_patches(device_count))
-        self._attention = AttentionKernels()
+        self._kernels = (AttentionKernels(), RecurrentKernels())
         self._installed = False
 
     @property
@@ -85,7 +86,8 @@ class PretendedCuda:
         try:
             self._native.install()
             self._patches.install()
-            self._attention.install()
+            for kernels in self._kernels:
+                kernels.install()
             selftest.check()
         except BaseException:
             self.remove()
@@ -108,7 +110,8 @@ class PretendedCuda:
             return
         self._installed = False
         atexit.unregister(self.remove)
-        self._attention.remove()
+        for kernels in self._kernels:
+            kernels.remove()
         self._patches.remove()
         self._native.remove()
         activate(None)

@@ -250,7 +250,11 @@ def _functions(table: ctypes.Array) -> int:
 
 
 def _library(name: str) -> ctypes.CDLL:
-    return ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", name))
+    path = os.path.join(os.path.dirname(torch.__file__), "lib", name)
+    try:
+        return ctypes.CDLL(path)
+    except OSError:
+        raise UsageError(_refusal(f"{path} cannot be loaded", "use an official Linux wheel of torch")) from None
 
 
 def _torch_cpu() -> ctypes.CDLL:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 from typing import TYPE_CHECKING
 
+import torch
+
 from echo_hooks.devices import selftest
 from echo_hooks.devices.accelerator_api import accelerator_patches
 from echo_hooks.devices.allocator import CachingAllocator
@@ -79,6 +81,11 @@ class PretendedCuda:
         """Put the device in; the script may be run afterwards. Raises RuntimeError when one is in already."""
         if self._installed:
             raise RuntimeError("the pretended device is installed already")
+        if torch.cuda.is_initialized():
+            raise UsageError(
+                "this process has used a real GPU already: "
+                "start the simulation in a new process, with CUDA_VISIBLE_DEVICES set to nothing"
+            )
         activate(self._state)
         self._state.on_select = self._native.select
         self._installed = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import subprocess
 import sys
@@ -106,7 +107,11 @@ def test_failing_self_test_is_one_sentence(monkeypatch):
 
 
 def test_abort_in_the_self_test_is_survived(monkeypatch):
-    monkeypatch.setattr(selftest, "trial", os.abort)
+    def abort():
+        faulthandler.disable()  # pytest's: it would print where the process was
+        os.abort()
+
+    monkeypatch.setattr(selftest, "trial", abort)
     with pytest.raises(UsageError, match="signal 6"):
         selftest.check()
 

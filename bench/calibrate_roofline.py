@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def calibrate(samples: list[Sample], accelerator: Accelerator) -> Shares:
-    """Shares and ramp of each class that has samples. A ramp comes from the samples of "compute" where there are any."""
+    """Shares and ramp of each class that has samples; the ramp from those of "compute" where there are any."""
     groups: dict[str, dict[str, list[Sample]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
         groups[sample.efficiency_class][sample.parameter].append(sample)

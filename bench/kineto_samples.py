@@ -144,7 +144,9 @@ def middle(kernels: list[Kernel], leaf: str, name: str = "", *, blocks: int = 0,
     found = [k for k in kernels if k.ops[-1:] == (leaf,) and name in k.name]
     found = [k for k in found if blocks in (0, k.blocks) and bytes in (0, k.bytes)]
     if not found:
-        raise SystemExit(f"no kernel {name!r} of {blocks or bytes} blocks or bytes under {leaf!r}: are these the traces?")
+        raise SystemExit(
+            f"no kernel {name!r} of {blocks or bytes} blocks or bytes under {leaf!r}: are these the traces?"
+        )
     return median_alone(found)
 
 
@@ -188,7 +190,9 @@ def attentions(ddp: list[Kernel], fsdp: list[Kernel]) -> Iterator[Sample]:
         yield Sample("attention_forward", attention(4, heads, 2048, 128), forward, "compute")
         parts = ("compute_dot_do_o", "bprop", "convert_dq")
         backward = sum(middle(kernels, "_cudnn_attention_backward", part) for part in parts)
-        yield Sample("attention_backward", attention(4, heads, 2048, 128, backward=True), backward, "compute", kernels=3)
+        yield Sample(
+            "attention_backward", attention(4, heads, 2048, 128, backward=True), backward, "compute", kernels=3
+        )
 
 
 def pointwise_ops(ddp: list[Kernel], fsdp: list[Kernel], mcore: list[Kernel], last: list[Kernel]) -> Iterator[Sample]:
@@ -227,7 +231,9 @@ def pointwise_ops(ddp: list[Kernel], fsdp: list[Kernel], mcore: list[Kernel], la
     yield Sample("strided", op("aten.clone.default", [permuted], [copied]), measured)
     logits, column = meta(f32, 2048, 1, VOCABULARY), meta(f32, 2048, 1, 1)
     for name in ("sub_", "div_"):
-        yield Sample("strided", op(f"aten.{name}.Tensor", [logits, column], [logits]), middle(last, name, blocks=262144))
+        yield Sample(
+            "strided", op(f"aten.{name}.Tensor", [logits, column], [logits]), middle(last, name, blocks=262144)
+        )
     tokens, positions = meta(f32, 4, 2048, HIDDEN), meta(f32, 2048, HIDDEN)
     yield Sample("strided", op("aten.add.Tensor", [tokens, positions], [tokens]), middle(ddp, "add", blocks=65536))
 
@@ -328,9 +334,15 @@ def loops(path: Path) -> Iterator[Sample]:
         if name == "gemm_fp32_4096":
             yield Sample("gemm", product(4096, 4096, 4096, dtype="float32"), measured, "compute", label="loop")
         elif name.startswith("gemm_"):
-            yield Sample("gemm", product(*shape), measured, "compute", label="loop")
+            yield Sample("gemm", product(shape[0], shape[1], shape[2]), measured, "compute", label="loop")
         elif name.startswith("sdpa_"):
-            yield Sample("attention_forward", attention(*shape), measured, "compute", label="loop")
+            yield Sample(
+                "attention_forward",
+                attention(shape[0], shape[1], shape[2], shape[3]),
+                measured,
+                "compute",
+                label="loop",
+            )
         elif name.startswith("layernorm_"):
             yield Sample("norm", op("aten.native_layer_norm.default", [x], [x]), measured, label="loop")
         elif name.startswith("softmax_"):

@@ -1,10 +1,10 @@
 """Echo: how long one training step of your own script takes on a cluster, before you reserve it.
 
-    import echo
+import echo
 
-    with echo.simulate(world_size=96, cluster="h800:12x8") as sim:
-        train()
-    print(sim.report())
+with echo.simulate(world_size=96, cluster="h800:12x8") as sim:
+    train()
+print(sim.report())
 """
 
 from __future__ import annotations

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from echo_hooks.compose import compose
+from echo_hooks.compose.check import check
 from echo_hooks.compose.result import Composition
+from echo_hooks.graph.problems import BROKEN_PLAN
+from echo_hooks.graph.replicas import tokens_per_step
 from echo_hooks.graph.rundir import Run
 from echo_hooks.hardware.cluster import Cluster
 from echo_hooks.network.model import CommunicationModel
 from echo_hooks.report.report import Report, build_report
 from echo_hooks.timing import fill_durations
+from echo_hooks.timing.host import settle_host_times
 
 
 @dataclass(frozen=True)
@@ -21,28 +26,51 @@ class Analysis:
 
 
 def analyse(run: Run, cluster: Cluster, *, folded: bool = True) -> Analysis:
-    """Compose ``run`` on ``cluster`` (of at least its world size) and report on it."""
+    """Compose ``run`` on ``cluster`` (of at least its world size) and report on it.
+
+    Communication that does not fit together, set-up and warm-up included, gives a report with problems and no times.
+    Raises UsageError for a run without measured steps whose communication shows no reason.
+    """
     began = time.perf_counter()
-    unpriced = sorted({name for trace in run.traces.values() for name in fill_durations(trace, cluster.accelerator)})
-    network = CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {}))
-    composition = compose(
-        run.world_size,
-        run.groups,
-        run.roles,
-        run.traces,
-        network,
-        folded=folded,
-        accelerators_per_node=cluster.accelerators_per_node,
-        host_launch_us=cluster.accelerator.host_launch_us,
-    )
+    problems = check(run.world_size, run.groups, run.roles, run.traces)
+    unpriced: list[str] = []
+    if any(problem.kind in BROKEN_PLAN for problem in problems):
+        composition = Composition(float("nan"), problems=problems)
+    else:
+        composition, unpriced = _compose(run, cluster, folded)
+        composition.problems += [p for p in problems if p.message not in {q.message for q in composition.problems}]
     composed = time.perf_counter()
     timings = {
         "trace": sum(trace.trace_seconds for trace in run.traces.values()),
         "compose": composed - began,
         "report": 0.0,
     }
+    tokens, counted = tokens_per_step(run)
+    run.manifest["tokens_per_step"] = tokens
     report = build_report(run, composition, cluster, timings=timings)
-    for name in unpriced:
-        report.assumptions.append({"kind": "op priced by its bytes alone", "value": name, "site": "", "count": 1})
+    report.assumptions.append(_note("note", f"tokens per second: {counted}"))
+    report.assumptions.extend(_note("op priced by its bytes alone", name) for name in unpriced)
     report.timings["report"] = time.perf_counter() - composed
     return Analysis(composition, report)
+
+
+def _compose(run: Run, cluster: Cluster, folded: bool) -> tuple[Composition, list[str]]:
+    """The composition, and the names of ops whose duration is a guess."""
+    traces = list(run.traces.values())
+    settle_host_times(traces)
+    unpriced = sorted({name for trace in traces for name in fill_durations(trace, cluster.accelerator)})
+    composition = compose(
+        run.world_size,
+        run.groups,
+        run.roles,
+        run.traces,
+        CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {})),
+        folded=folded,
+        accelerators_per_node=cluster.accelerators_per_node,
+        host_launch_us=cluster.accelerator.host_launch_us,
+    )
+    return composition, unpriced
+
+
+def _note(kind: str, value: str) -> dict[str, Any]:
+    return {"kind": kind, "value": value, "site": "", "count": 1, "ranks": []}

@@ -1,4 +1,4 @@
-"""Integrations: found through the entry-point group `echo_hooks.integrations`, woken when their framework is imported."""
+"""Integrations: found through an entry-point group, woken when their framework is imported."""
 
 from __future__ import annotations
 

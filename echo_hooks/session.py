@@ -18,10 +18,11 @@ import torch
 
 from echo_hooks import integrations
 from echo_hooks.capture.capture import Capture
+from echo_hooks.capture.overhead import entry_overhead_ns
 from echo_hooks.capture.plans import Planner
 from echo_hooks.capture.steps import StepsDone
-from echo_hooks.devices import PretendedCuda
 from echo_hooks.devices.allocator import CachingAllocator
+from echo_hooks.devices.pretended_cuda import PretendedCuda
 from echo_hooks.devices.tensor_patches import patches as tensor_patches
 from echo_hooks.errors import EchoError, NothingSimulated, ScriptError
 from echo_hooks.graph.groups import GroupTable
@@ -77,6 +78,7 @@ class Stage:
         self.world = VirtualWorld(
             recorder, self.capture.values, nproc_per_node=job.nproc_per_node, payloads=PayloadStore(None), seed=job.seed
         )
+        self.overhead_ns = 0
         self._patches = PatchSet(tensor_patches())
         self._watcher = integrations.ImportWatcher(self.integrations)
         self._installed = contextlib.ExitStack()
@@ -91,6 +93,7 @@ class Stage:
         for part in (self.device, self._patches, self.world, self._watcher):
             part.install()
             self._installed.callback(part.remove)
+        self.overhead_ns = entry_overhead_ns(self.capture)
 
     def remove(self) -> None:
         """Take every hook out again, in reverse order."""
@@ -100,6 +103,7 @@ class Stage:
         job = self.job
         recorder, allocator = self._recorder(rank), self._allocator()
         recorder.script(job.script or sys.argv[0])
+        recorder.overhead_ns = self.overhead_ns
         self.capture = Capture(recorder, allocator, self.planner, job.warmup_steps, job.steps)
         payloads = PayloadStore(Path(job.out) / "payloads" if job.out else None)
         self.device.retarget(recorder, rank % job.nproc_per_node, allocator)
@@ -167,9 +171,7 @@ class Tracer:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            raise ScriptError(
-                f"rank {rank}: {type(error).__name__}: {error}", rank, script_traceback(error)
-            ) from error
+            raise ScriptError(f"rank {rank}: {type(error).__name__}: {error}", rank, script_traceback(error)) from error
         finally:
             capture.stop()
             stage.world.payloads.save()

@@ -72,7 +72,9 @@ class Simulation:
                 "start it with echo-launch --simulate, or call echo.simulate() before any use of CUDA"
             )
         if dist.is_initialized():
-            raise UsageError("torch.distributed is initialised already: enter echo.simulate() before init_process_group")
+            raise UsageError(
+                "torch.distributed is initialised already: enter echo.simulate() before init_process_group"
+            )
         self._began = time.perf_counter()
         self._stage = Stage(self.job)
         self._set_environment({**self._stage.variables(0), "CUDA_VISIBLE_DEVICES": ""})

@@ -38,6 +38,6 @@ def test_a_name_that_is_gone_is_an_error_and_nothing_stays_patched():
     module = types.ModuleType("library")
     module.here = 1
     patches = PatchSet([Patch(module, "here", lambda _: 2, "why"), Patch(module, "gone", lambda _: 2, "the reason")])
-    with pytest.raises(AttributeError, match="library has no attribute 'gone'.*the reason"):
+    with pytest.raises(AttributeError, match=r"library has no attribute 'gone'.*the reason"):
         patches.install()
     assert module.here == 1

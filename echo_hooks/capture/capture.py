@@ -8,6 +8,7 @@ from collections import defaultdict
 import numpy as np
 import torch
 
+from echo_hooks.capture import threads
 from echo_hooks.capture.labels import Labels
 from echo_hooks.capture.memory import Memory
 from echo_hooks.capture.mode import CaptureMode
@@ -20,6 +21,7 @@ from echo_hooks.graph.ops import OpSignature
 from echo_hooks.graph.program import COLUMNS, DEFAULTS, Kind, Program
 from echo_hooks.graph.recorder import Recorder
 from echo_hooks.graph.rundir import RankTrace
+from echo_hooks.patching import PatchSet
 
 
 class Capture:
@@ -35,6 +37,7 @@ class Capture:
         self.memory = Memory(recorder, allocator)
         self.mode = CaptureMode(recorder, planner, self.memory, self.labels, self.steps)
         self.values = CaptureValues(self.mode)
+        self._threads = PatchSet(threads.patches(self.mode))
         self.labels.on_module = self.memory.own_module
         self.steps.on_step_begin = self.memory.own_gradients
         self.steps.on_step_end = self.memory.own_state
@@ -42,6 +45,7 @@ class Capture:
     def start(self) -> None:
         self.labels.install()
         self.steps.install()
+        self._threads.install()
         torch._C._set_only_lift_cpu_tensors(True)
         set_handler(self.mode.run)
         gc.callbacks.append(self._collector)
@@ -51,6 +55,7 @@ class Capture:
         self.mode.__exit__(None, None, None)
         gc.callbacks.remove(self._collector)
         set_handler(None)
+        self._threads.remove()
         torch._C._set_only_lift_cpu_tensors(False)
         self.steps.remove()
         self.labels.remove()
@@ -82,8 +87,8 @@ class Capture:
             prologue=whole.slice(0, begin),
             ops=recorder.ops.signatures,
             groups=recorder.groups,
+            memory=self.memory.summary(),  # first: it corrects the events' holders
             memory_events=_memory_window(recorder.memory.columns(), begin, end),
-            memory=self.memory.summary(),
             assumptions=sorted(recorder.assumptions.values(), key=lambda a: (a.kind, a.site, a.value)),
             notes=list(recorder.notes),
             steps=number,
@@ -108,10 +113,10 @@ class Capture:
 
 def _with_marks(program: Program, recorder: Recorder, first_step: int) -> Program:
     """``program`` between a step_begin and a step_end mark."""
-    rows = {}
+    rows: dict[str, np.ndarray] = {}
     for name, dtype in COLUMNS.items():
         default = DEFAULTS.get(name, Kind.MARK)
-        column = np.empty(len(program) + 2, dtype)
+        column: np.ndarray = np.empty(len(program) + 2, dtype)
         column[1:-1] = program.columns[name]
         column[0] = column[-1] = default
         rows[name] = column
@@ -128,12 +133,12 @@ def _memory_window(events: dict[str, np.ndarray], begin: int, end: int) -> dict[
     alive = np.zeros(len(record), bool)
     freed = set(events["storage"][before & (events["bytes"] < 0)].tolist())
     candidates = np.flatnonzero(before & (events["bytes"] > 0))
-    last = {int(events["storage"][i]): int(i) for i in candidates}
+    last = {int(events["storage"][event]): event for event in candidates}
     counts: dict[int, int] = defaultdict(int)
-    for i in np.flatnonzero(before):
-        counts[int(events["storage"][i])] += 1 if events["bytes"][i] > 0 else -1
-    for storage, i in last.items():
-        alive[i] = storage not in freed or counts[storage] > 0
+    for event in np.flatnonzero(before):
+        counts[int(events["storage"][event])] += 1 if events["bytes"][event] > 0 else -1
+    for storage, event in last.items():
+        alive[event] = storage not in freed or counts[storage] > 0
     keep = alive | ((record >= begin) & (record <= end))
     window = {name: column[keep] for name, column in events.items()}
     # One mark stands before the window's first record.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 
 import torch
 from torch.nn.modules import module as nn_module
@@ -35,7 +36,7 @@ class Labels:
         self._path: list[int] = []
         self._parent: list[int] = []
         self._hooks: list = []
-        self.on_module = None  # called with each module at its first call
+        self.on_module: Callable[[torch.nn.Module], None] | None = None  # called with each module at its first call
 
     def install(self) -> None:
         self._hooks = [

@@ -29,6 +29,7 @@ class Memory:
         self.in_training = False  # set at the first module call
         self._number = 0
         self._holder: dict[int, int] = {}
+        self._unowned: dict[int, int] = {}  # living storages held as activations, and the phase they appeared in
 
     def new(self, bytes: int, device: torch.device) -> Storage:
         self._number += 1
@@ -54,6 +55,8 @@ class Memory:
         holder = self._holder.get(storage.number)
         if holder is None:
             holder = self._holder[storage.number] = self._guess()
+        if holder == _ACTIVATIONS:
+            self._unowned[storage.number] = recorder.phase
         storage.handle = self.allocator.allocate(bytes, storage.stream)
         recorder.memory.append(
             len(recorder.program), storage.number, bytes, storage.stream, holder, recorder.module, recorder.phase
@@ -61,7 +64,9 @@ class Memory:
 
     def free(self, storage: Storage) -> None:
         recorder = self.recorder
+        recorder.enter()
         self.allocator.free(storage.handle)
+        self._unowned.pop(storage.number, None)
         recorder.memory.append(
             len(recorder.program),
             storage.number,
@@ -73,6 +78,7 @@ class Memory:
         )
         storage.handle = None
         storage.bytes = 0
+        recorder.leave()
 
     def _guess(self) -> int:
         if self.recorder.phase == Phase.OPTIMIZER:
@@ -93,6 +99,12 @@ class Memory:
                 self._own(parameter.grad, _GRADIENTS)
 
     def own_state(self, optimizer) -> None:
+        # No activation outlives the optimizer's step: what backward made are gradients in another form (reduced
+        # shards), the rest are buffers (buckets) that somebody keeps.
+        for number, phase in self._unowned.items():
+            if self._holder[number] == _ACTIVATIONS:
+                self._holder[number] = _GRADIENTS if phase == Phase.BACKWARD else _OTHER
+        self._unowned.clear()
         for state in optimizer.state.values():
             for value in state.values() if isinstance(state, dict) else ():
                 self._own(value, _OPTIMIZER)

@@ -8,18 +8,21 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from echo_hooks import host_tensors
 from echo_hooks.capture import shadows, special
 from echo_hooks.capture.labels import Labels
 from echo_hooks.capture.memory import Memory
-from echo_hooks.capture.plans import Alias, New, Plan, Planner, Same
+from echo_hooks.capture.plans import Alias, Changed, New, Plan, Planner, Same
 from echo_hooks.capture.steps import Steps
 from echo_hooks.devices.pretended import Pretended, Storage
 from echo_hooks.graph.recorder import Recorder
+from echo_hooks.world.functional import NAMESPACES
 
 LARGE_CPU_BYTES = 1 << 20
 """Floating CPU factories above this size are pretended too: a model built on the CPU then costs no memory."""
 
-_FUNCTIONAL = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_PLAIN = torch._C._disabled_torch_dispatch_impl
 
 
 class CaptureMode(TorchDispatchMode):
@@ -34,23 +37,35 @@ class CaptureMode(TorchDispatchMode):
         self.steps = steps
         self.world = world
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would wrap every dispatch in Python code of its own, against a compiler that is off
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if not types and not self._becomes_pretended(func, args, kwargs):
-            return _real(func, args, kwargs)
+        pretended = False
         for kind in types:
-            if kind is not Pretended:
+            if kind is Pretended:
+                pretended = True
+            elif kind.__torch_dispatch__ is not _PLAIN:
                 return self._foreign(kind, func, types, args, kwargs)
+        if not pretended:
+            # Fake modes rank below ours whenever they were entered: what runs under one (DTensor works out shapes so)
+            # is no work of the script's.
+            if torch._C._get_dispatch_mode(_FAKE) is not None:
+                return func(*args, **kwargs)
+            if not self._becomes_pretended(func, args, kwargs):
+                return _real(func, args, kwargs)
         return self.run(func, types, args, kwargs)
 
     def run(self, func, types, args, kwargs):
         """Serve one op on pretended tensors (also without an active mode, from a thread of the script)."""
         recorder = self.recorder
-        recorder.enter()
+        recorder.enter_from_dispatch()
         try:
             self.labels.update()
             self.steps.check()
-            if func.namespace in _FUNCTIONAL:
+            if func.namespace in NAMESPACES:
                 return self._functional(func, args, kwargs)
             handler = special.HANDLERS.get(func)
             if handler is not None:
@@ -65,14 +80,18 @@ class CaptureMode(TorchDispatchMode):
         """Outputs by the cached plan, one record where a kernel would run, and the values where they are known."""
         tensors: list[torch.Tensor] = []
         plan = self.planner.plan(func, args, kwargs, tensors)
-        if plan.signature is not None:
-            self.record(plan)
+        self._record(plan)
         result = self._build(plan.outputs, tensors, plan.device)
-        if plan.shadowed or plan.written:
+        constant = special.CONSTANTS.get(func)
+        if constant is not None and isinstance(result, Pretended) and result.numel() <= shadows.INTEGERS_MAX_ELEMENTS:
+            shadows.remember(result, shadows.writable(constant(args, kwargs, result)))
+        elif plan.shadowed or plan.written:
             self._shadow(plan, func, args, kwargs, tensors, result)
         return result
 
-    def record(self, plan: Plan) -> None:
+    def _record(self, plan: Plan) -> None:
+        if plan.signature is None:
+            return
         if plan.op < 0:
             plan.op = self.recorder.ops.add(plan.signature)
         self.recorder.compute(plan.op)
@@ -80,6 +99,8 @@ class CaptureMode(TorchDispatchMode):
     def _build(self, spec: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
         kind = type(spec)
         if kind is New:
+            if spec.device.type == "meta":
+                return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
             return Pretended(
                 spec.shape, spec.stride, spec.offset, spec.dtype, spec.device, self.memory.new(spec.bytes, spec.device)
             )
@@ -89,13 +110,26 @@ class CaptureMode(TorchDispatchMode):
             base = tensors[spec.tensor]
             if not isinstance(base, Pretended):  # a view of a real tensor inside a mixed call
                 return base.as_strided(spec.shape, spec.stride, base.storage_offset() + spec.offset)
-            offset = base.storage_offset() + spec.offset
+            offset = spec.offset if spec.absolute else base.storage_offset() + spec.offset
             return Pretended(spec.shape, spec.stride, offset, spec.dtype, base.device, base.echo_storage)
+        if kind is Changed:
+            return self._change(tensors[spec.tensor], spec)
         if kind is list:
             return [self._build(item, tensors, device) for item in spec]
         if kind is tuple:
             return tuple([self._build(item, tensors, device) for item in spec])
         return spec
+
+    def _change(self, tensor: torch.Tensor, spec: Changed) -> torch.Tensor:
+        """Give ``tensor`` other metadata; its storage only ever grows, as a real one."""
+        if not isinstance(tensor, Pretended):
+            return tensor.as_strided_(spec.shape, spec.stride)
+        offset = tensor.storage_offset() + spec.offset
+        needed = int(offset) * tensor.dtype.itemsize + spec.bytes
+        if needed > tensor.echo_storage.bytes:
+            self.memory.resize(tensor.echo_storage, needed)
+        changed = Pretended(spec.shape, spec.stride, offset, tensor.dtype, tensor.device, tensor.echo_storage)
+        return tensor.echo_become(changed)
 
     def _shadow(self, plan: Plan, func, args, kwargs, tensors, result) -> None:
         value = shadows.run_on_shadows(func, args, kwargs, tensors) if plan.shadowed else None
@@ -113,7 +147,7 @@ class CaptureMode(TorchDispatchMode):
             if ran:
                 shadows.written_in_place(tensor)
             elif func in special.FILLS and shadows.small_enough(tensor):
-                fresh = torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
+                fresh = host_tensors.empty(tensor.shape, tensor.dtype)
                 shadows.remember(tensor, func(fresh, *args[1:], **kwargs))
             else:
                 shadows.remember(tensor, None)
@@ -169,12 +203,7 @@ class CaptureMode(TorchDispatchMode):
         else:
             storage: Storage = self.memory.new(value.numel() * dtype.itemsize, device)
             result = Pretended(value.shape, value.stride(), 0, dtype, device, storage)
-        limit = (
-            shadows.SHADOW_MAX_ELEMENTS
-            if value.dtype.is_floating_point
-            else shadows.INTEGERS_FROM_HOST_MAX_ELEMENTS
-        )
-        if value.numel() <= limit:
+        if shadows.small_enough(value):
             shadows.remember(result, value.detach().to(dtype, copy=True))
         return result
 

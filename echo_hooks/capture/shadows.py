@@ -9,8 +9,9 @@ from torch.utils._pytree import tree_map
 
 from echo_hooks.devices.pretended import SHADOW_MAX_ELEMENTS, Pretended
 
-INTEGERS_FROM_HOST_MAX_ELEMENTS = 65_536
-"""Integers (token ids, counts, indices) keep their value up to this size when they come from the CPU."""
+INTEGERS_MAX_ELEMENTS = 1 << 18
+"""Integers and booleans (token ids, routing maps, counts, indices) keep their value up to this size: shapes and
+control flow depend on them."""
 
 
 def known(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -24,11 +25,16 @@ def known(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def remember(tensor: Pretended, value: torch.Tensor | None) -> None:
     """Set (or with None forget) a tensor's value; other tensors on its storage forget theirs."""
-    if value is not None and value.numel() > INTEGERS_FROM_HOST_MAX_ELEMENTS:
+    if value is not None and value.numel() > INTEGERS_MAX_ELEMENTS:
         value = None
     tensor.echo_storage.version += 1
     tensor.echo_shadow = value
     tensor.echo_stamp = tensor.echo_storage.version
+
+
+def writable(value: torch.Tensor) -> torch.Tensor:
+    """``value`` in memory of its own when it is small, so that views of it can be written one by one."""
+    return value.clone(memory_format=torch.contiguous_format) if value.numel() <= SHADOW_MAX_ELEMENTS else value
 
 
 def written_in_place(tensor: Pretended) -> None:
@@ -43,8 +49,13 @@ def _partial(tensor: Pretended) -> bool:
     return tensor.echo_storage.bytes > SHADOW_MAX_ELEMENTS * tensor.dtype.itemsize
 
 
+def limit(dtype: torch.dtype) -> int:
+    """Elements up to which a value of this dtype is kept."""
+    return SHADOW_MAX_ELEMENTS if dtype.is_floating_point or dtype.is_complex else INTEGERS_MAX_ELEMENTS
+
+
 def small_enough(tensor: torch.Tensor) -> bool:
-    return tensor.numel() <= SHADOW_MAX_ELEMENTS
+    return tensor.numel() <= limit(tensor.dtype)
 
 
 def run_on_shadows(func, args, kwargs, tensors: list[torch.Tensor]) -> Any:
@@ -52,7 +63,7 @@ def run_on_shadows(func, args, kwargs, tensors: list[torch.Tensor]) -> Any:
     values: dict[int, torch.Tensor] = {}
     for tensor in tensors:
         value = known(tensor)
-        if value is None or value.numel() > INTEGERS_FROM_HOST_MAX_ELEMENTS:
+        if value is None or value.numel() > INTEGERS_MAX_ELEMENTS:
             return None
         values[id(tensor)] = value
 

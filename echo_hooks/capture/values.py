@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from echo_hooks import host_tensors
 from echo_hooks.capture import shadows
 from echo_hooks.capture.mode import CaptureMode
 from echo_hooks.devices.pretended import Pretended
@@ -33,4 +34,4 @@ class CaptureValues:
     def empty(self, like: torch.Tensor, shape, dtype: torch.dtype | None = None) -> torch.Tensor:
         if isinstance(like, Pretended):
             return self.mode.fresh(like, shape, dtype)
-        return torch.empty(tuple(shape), dtype=dtype or like.dtype)
+        return host_tensors.empty(shape, dtype or like.dtype)

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from echo_hooks.compose.costs import uneven
-from echo_hooks.compose.folding import Partition, World
+from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.programs import Call, RoleProgram
-from echo_hooks.compose.tables import Tables, calls_of_port
+from echo_hooks.compose.tables import Tables
+from echo_hooks.compose.world import World, calls_of_port
 from echo_hooks.graph.problems import Problem, rank_ranges
 from echo_hooks.graph.program import Kind
 
@@ -101,7 +102,7 @@ def _describe_collective(world: World, group: int, number: int, crossing: tuple[
         site = _sites([site_of_call(world, int(ports[x]), number) for x in (i, j)])
         what = f"{running_number(world, int(ports[i]), number)} on {group_text(world, group)}, {call_a.name}: "
         if i == j:
-            what += f"rank {a} gives {len(call_a.input_splits or call_a.output_splits)} splits for {of_group.size} ranks"
+            what += f"rank {a} gives {len(call_a.input_splits)} splits for {of_group.size} ranks"
         else:
             sends = call_a.input_splits[j] if call_a.input_splits else "an even share"
             wants = call_b.output_splits[i] if call_b.output_splits else "an even share"
@@ -144,7 +145,7 @@ def _pair_mismatch(world: World, rank: int, port: int, partner: int):
             sites = [site_of_call(world, own, number), site_of_call(world, partner, number)]
             text = (
                 f"rank {rank} sends {send.bytes} bytes to rank {peer} at {sites[0]}, which receives {recv.bytes} bytes"
-                f" at {sites[1]} (their exchange {number} in this direction on {group_text(world, group_index)})"
+                f" at {sites[1]} (#{number} in this direction on {group_text(world, group_index)})"
             )
             return number, text, _sites(sites), tuple(sorted([rank, peer]))
     return None

@@ -38,7 +38,10 @@ def breakdown(
     ]
     begin, finish, label = (np.concatenate(columns) for columns in zip(*intervals))
     begin, finish, label = _wrapped(begin, finish, label, until_us, period_us)
-    exposed, union = _sweep(begin, finish, label.astype(np.int64), until_us - period_us, until_us, len(names) + 4)
+    order = np.argsort(np.concatenate([begin, finish]), kind="stable")
+    exposed, union = _sweep(
+        begin, finish, order, label.astype(np.int64), until_us - period_us, until_us, len(names) + 4
+    )
     return Breakdown(
         step_us=period_us / steps,
         compute_us=float(exposed[0]) / steps,
@@ -65,19 +68,20 @@ def _wrapped(begin, finish, label, until: float, period: float):
 
 
 @njit(cache=True)
-def _sweep(begin, finish, label, low: float, high: float, labels: int):
+def _sweep(begin, finish, order, label, low: float, high: float, labels: int):
     """Time per label where it is the lowest active one (communication labels, 1 to labels-4, count as one rank and
-    go to the earliest begun), the last label taking what is left; and the union of each label's intervals."""
+    go to the earliest begun), the last label taking what is left; and the union of each label's intervals. ``order``:
+    of all begins and, behind them, all ends."""
     n = len(begin)
-    times = np.concatenate((begin, finish))
-    order = np.argsort(times, kind="mergesort")
     active = np.zeros(labels, np.int64)
     since = np.zeros(labels)
     exposed = np.zeros(labels)
     union = np.zeros(labels)
     now = low
     for i in range(2 * n + 1):
-        t = high if i == 2 * n else times[order[i]]
+        t = high
+        if i < 2 * n:
+            t = begin[order[i]] if order[i] < n else finish[order[i] - n]
         if t > now:
             chosen = labels - 1
             if active[0] > 0:

@@ -37,14 +37,22 @@ class Network(Protocol):
     def point_to_point(self, source: int, destination: int, bytes: int, *, group_size: int) -> Any: ...
 
 
-def placement(ranks: np.ndarray, accelerators_per_node: int) -> bytes:
-    """Where a group lies, up to which nodes they are: each member's node, numbered in order of first appearance, and
-    its place in that node. Nodes are alike, so groups of one placement have one cost."""
+def placement(ranks: np.ndarray, accelerators_per_node: int, switch_nodes: tuple[int, ...] = ()) -> bytes:
+    """Where a group lies, up to which nodes they are: each member's node and, per level of the fabric, its switch
+    (over ``switch_nodes`` nodes), numbered in order of first appearance, and its place in the node. Nodes are alike,
+    so groups of one placement have one cost."""
     node = ranks // accelerators_per_node
-    _, first, inverse = np.unique(node, return_index=True, return_inverse=True)
+    columns = [ranks % accelerators_per_node, _renumbered(node)]
+    columns += [_renumbered(node // nodes) for nodes in switch_nodes]
+    return np.stack(columns).astype(np.int32).tobytes()
+
+
+def _renumbered(values: np.ndarray) -> np.ndarray:
+    """Values as numbers in order of first appearance."""
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
     order = np.empty(len(first), np.int64)
     order[np.argsort(first)] = np.arange(len(first))
-    return np.stack([order[inverse.reshape(-1)], ranks % accelerators_per_node]).astype(np.int32).tobytes()
+    return order[inverse.reshape(-1)]
 
 
 class Costs:
@@ -57,18 +65,24 @@ class Costs:
     def __init__(self, network: Network, accelerators_per_node: int):
         self._network = network
         self._per_node = accelerators_per_node
+        self.capacity = [r.capacity_bytes_per_us for r in getattr(network, "resources", ())]
+        """Bytes per us of each resource that the costs' loads name."""
+        levels = getattr(getattr(network, "cluster", None), "levels", ())
+        self._switch_nodes = tuple(int(level.nodes) for level in levels)
         self._placements: dict[bytes, int] = {}
         self._known: dict[tuple, Any] = {}
 
     def placement(self, ranks: np.ndarray) -> int:
         """Running number of the placement of ``ranks`` (global ranks in group order)."""
-        return self._placements.setdefault(placement(ranks, self._per_node), len(self._placements))
+        return self._placements.setdefault(placement(ranks, self._per_node, self._switch_nodes), len(self._placements))
 
     def pair_placements(self, source: np.ndarray, destination: np.ndarray) -> np.ndarray:
         """The same for many pairs at once, as numbers of their own."""
-        same = source // self._per_node == destination // self._per_node
-        local = source % self._per_node * self._per_node + destination % self._per_node
-        return local * 2 + same
+        code = source % self._per_node * self._per_node + destination % self._per_node
+        for nodes in (1, *self._switch_nodes):
+            reach = self._per_node * nodes
+            code = code * 2 + (source // reach == destination // reach)
+        return code
 
     def collective(self, call: Call, ranks: np.ndarray, place: int, splits: tuple | None = None) -> Any:
         key = (place, call.name, call.total_bytes, call.dtype, call.root, call.count, splits)
@@ -81,6 +95,15 @@ class Costs:
             )
             self._known[key] = _checked(cost, f"{call.name} of {call.total_bytes} bytes on {len(members)} ranks")
         return cost
+
+    def collective_at(self, call: Call, ranks: np.ndarray) -> Any:
+        """The same for this very group: its loads name its own links."""
+        members = tuple(ranks.tolist())
+        root = members[call.root] if call.root >= 0 else -1
+        return self._network.collective(call.name, members, call.total_bytes, call.dtype, root=root, count=call.count)
+
+    def point_to_point_at(self, call: Call, source: int, destination: int, group_size: int) -> Any:
+        return self._network.point_to_point(source, destination, call.total_bytes, group_size=group_size)
 
     def point_to_point(self, call: Call, source: int, destination: int, place: int, group_size: int) -> Any:
         key = ("p2p", place, call.total_bytes, group_size)

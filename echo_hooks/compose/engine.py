@@ -18,8 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from echo_hooks.compose.programs import CALL, HOST_CALL, PART, RECORD, RUN, SYNC, WAIT
+from echo_hooks.compose.programs import CALL, HOST_CALL, RECORD, RUN, SYNC, WAIT
 from echo_hooks.compose.tables import Channels, Classes, Programs, Tables
+
+compiled = njit(cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
+"""For functions that only compiled code calls: they compile faster without the wrappers for Python."""
 
 QUEUE_DEPTH = 1024
 """Launches that a stream holds before the next launch blocks the host. CUDA documents no figure; 1,024 is what
@@ -30,6 +33,7 @@ FREE = 0  # nothing, or (a stream) its next record is not issued yet
 ON_RECORD = 1  # a record of the same rank has not ended
 ON_CALL = 2  # a call has not met all its members
 DONE = 3
+ARRIVING = 4  # a host call is issued and has still to arrive where it is met
 
 
 class State(NamedTuple):
@@ -72,12 +76,12 @@ def new_state(tables: Tables, repeat: int) -> State:
     records = int(programs.n[classes.role].sum())
     calls = np.diff(np.append(programs.call0, len(programs.call_record)))
     agents = len(classes.agent_class)
-    slots = int(channels.count.sum()) * repeat
+    slots = int(channels.calls.sum()) * repeat
     nodes = int(calls[classes.role].sum()) * repeat
     c = len(classes.role)
     slot_us = np.zeros(slots)
     for channel in range(len(channels.need)):
-        count, first = int(channels.count[channel]), int(channels.first0[channel])
+        count, first = int(channels.calls[channel]), int(channels.first0[channel])
         slot0 = int(channels.slot0[channel])
         slot_us[slot0 : slot0 + count * repeat] = np.tile(channels.slot_us[first : first + count], repeat)
     nan = np.nan
@@ -115,26 +119,47 @@ def _is_host(classes: Classes) -> np.ndarray:
     return local < classes.threads[classes.agent_class]
 
 
-def run(tables: Tables, repeat: int, host_launch_us: float, queue_depth: int = QUEUE_DEPTH) -> tuple[State, bool]:
-    """Simulate ``repeat`` copies of all programs back to back; False when something is left that cannot go on."""
+def run(
+    tables: Tables,
+    repeat: int,
+    host_launch_us: float,
+    queue_depth: int = QUEUE_DEPTH,
+    *,
+    jitter: float = 0.0,
+    seed: int = 0,
+) -> tuple[State, bool]:
+    """Simulate ``repeat`` copies of all programs back to back; False when something is left that cannot go on.
+
+    ``jitter``: sigma of a log-normal factor on every single kernel, drawn from ``seed``, its class and its place.
+    """
     state = new_state(tables, repeat)
-    finished = _run(tables.programs, tables.classes, tables.channels, state, repeat, host_launch_us, queue_depth)
+    finished = _run(
+        tables.programs,
+        tables.classes,
+        tables.channels,
+        state,
+        repeat,
+        host_launch_us,
+        queue_depth,
+        jitter,
+        seed,
+    )
     return state, bool(finished)
 
 
-@njit(cache=True)
-def _push(s: State, agent: int):
+@compiled
+def push(s: State, agent: int):
     if not s.queued[agent]:
         s.queued[agent] = 1
         s.stack[s.top[0]] = agent
         s.top[0] += 1
 
 
-@njit(cache=True)
+@compiled
 def _serve(ch: Channels, s: State, channel: int, repeat: int):
     """Settle the calls of a channel that are complete, in order, and free those that wait for them."""
     n = s.served[channel]
-    total = ch.count[channel] * repeat
+    total = ch.calls[channel] * repeat
     while n < total:
         slot = ch.slot0[channel] + n
         if s.arrived[slot] < ch.need[channel]:
@@ -148,14 +173,16 @@ def _serve(ch: Channels, s: State, channel: int, repeat: int):
             agent = s.node_agent[node]
             s.pending[agent] -= 1
             if s.pending[agent] == 0:
-                _push(s, agent)
+                push(s, agent)
             node = s.next_node[node]
         n += 1
     s.served[channel] = n
 
 
-@njit(cache=True)
-def _arrive(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, t: float, repeat: int):
+@compiled
+def _arrive(
+    p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, t: float, repeat: int
+):
     """All parts of a kernel arrive at ``t``; the agent's ``pending`` counts those not served."""
     role = k.role[c]
     call0 = p.call0[role]
@@ -167,7 +194,7 @@ def _arrive(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int,
         m = p.parts[i]
         call = call0 + m
         channel = k.channel[k.port0[c] + p.call_port[call]]
-        number = copy * ch.count[channel] + p.call_number[call]
+        number = copy * ch.calls[channel] + p.call_number[call]
         slot = ch.slot0[channel] + number
         s.arrived[slot] += 1
         s.slot_ready[slot] = max(s.slot_ready[slot], t)
@@ -184,8 +211,8 @@ def _arrive(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int,
     s.pending[agent] -= 1
 
 
-@njit(cache=True)
-def _complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, last: bool):
+@compiled
+def complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, last: bool):
     """All parts of a kernel are served: write their times, return the kernel's end."""
     role = k.role[c]
     record = p.record0[role] + kernel
@@ -195,7 +222,7 @@ def _complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: in
     for i in range(p.part_start[record], p.part_start[record + 1]):
         call = p.call0[role] + p.parts[i]
         channel = k.channel[k.port0[c] + p.call_port[call]]
-        slot = ch.slot0[channel] + copy * ch.count[channel] + p.call_number[call]
+        slot = ch.slot0[channel] + copy * ch.calls[channel] + p.call_number[call]
         cost = k.cost0[c] + p.call_kind[call]
         if k.buffered[cost]:
             part_ready, part_end = t, t + k.cost_us[cost] * p.call_share[call]
@@ -211,8 +238,8 @@ def _complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: in
     return end
 
 
-@njit(cache=True)
-def _latest(p: Programs, k: Classes, s: State, c: int, copy: int, record: int, t: float):
+@compiled
+def latest(p: Programs, k: Classes, s: State, c: int, copy: int, record: int, t: float):
     """The end of all that a WAIT or SYNC waits for, no earlier than ``t``; NaN when some is not known."""
     role = k.role[c]
     n = p.n[role]
@@ -230,7 +257,7 @@ def _latest(p: Programs, k: Classes, s: State, c: int, copy: int, record: int, t
     return t
 
 
-@njit(cache=True)
+@compiled
 def _release(p: Programs, k: Classes, ch: Channels, s: State, c: int, thread: int, repeat: int):
     """Let a host thread go on behind the SYNC or HOST_CALL that it waits for; False while it cannot."""
     agent = k.agent0[c] + thread
@@ -238,24 +265,23 @@ def _release(p: Programs, k: Classes, ch: Channels, s: State, c: int, thread: in
     n = p.n[k.role[c]]
     copy, record = instance // n, instance % n
     if p.action[p.record0[k.role[c]] + record] == SYNC:
-        t = _latest(p, k, s, c, copy, record, s.issue[k.instance0[c] + instance])
+        t = latest(p, k, s, c, copy, record, s.issue[k.instance0[c] + instance])
         if t != t:
             s.held[agent] = ON_RECORD
             return False
         s.end[k.instance0[c] + instance] = t
     else:
         if s.pending[agent] > 0:
-            s.held[agent] = ON_CALL
             return False
-        t = _complete(p, k, ch, s, c, agent, copy, record, copy == repeat - 1)
+        t = complete(p, k, ch, s, c, agent, copy, record, copy == repeat - 1)
     s.clock[agent] = t
     s.at[agent] = -1
     s.held[agent] = FREE
     return True
 
 
-@njit(cache=True)
-def _run_host(p: Programs, k: Classes, ch: Channels, s: State, c: int, repeat: int, launch_us: float, depth: int):
+@compiled
+def run_host(p: Programs, k: Classes, ch: Channels, s: State, c: int, repeat: int, launch_us: float, depth: int):
     """Issue until a thread is held; True when something was issued."""
     role = k.role[c]
     n, record0 = p.n[role], p.record0[role]
@@ -272,17 +298,15 @@ def _run_host(p: Programs, k: Classes, ch: Channels, s: State, c: int, repeat: i
         if record == 0 and copy == repeat - 1:
             s.origin[c] = s.clock[agent]
         t = s.clock[agent] + p.host_us[record0 + record]
-        device = action == RUN or action == CALL or action == WAIT or action == RECORD
+        device = action in (RUN, CALL, WAIT, RECORD)
         if device:
-            if action == RUN or action == CALL:
+            if action in (RUN, CALL):
                 t += launch_us
             first = p.stream_start[p.stream0[role] + p.stream[record0 + record]]
             length = p.stream_start[p.stream0[role] + p.stream[record0 + record] + 1] - first
             before = copy * length + p.place[record0 + record] - depth
             if before >= 0:
-                end = s.end[
-                    k.instance0[c] + before // length * n + p.stream_records[first + before % length]
-                ]
+                end = s.end[k.instance0[c] + before // length * n + p.stream_records[first + before % length]]
                 if end != end:
                     s.host_held[c] = ON_RECORD
                     break
@@ -297,7 +321,9 @@ def _run_host(p: Programs, k: Classes, ch: Channels, s: State, c: int, repeat: i
             s.at[agent] = instance
         elif action == HOST_CALL:
             s.at[agent] = instance
-            _arrive(p, k, ch, s, c, agent, copy, record, t, repeat)
+            s.kernel_start[agent] = t
+            s.held[agent] = ARRIVING
+            s.pending[agent] = 1
     if s.issued[c] == repeat * n:
         s.host_held[c] = DONE
         for thread in range(k.threads[c]):
@@ -309,8 +335,24 @@ def _run_host(p: Programs, k: Classes, ch: Channels, s: State, c: int, repeat: i
     return s.issued[c] > begin
 
 
-@njit(cache=True)
-def _run_stream(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, repeat: int):
+@compiled
+def _normal(seed: int, place: int):
+    """A standard normal number that depends on its arguments only (splitmix64, then Box-Muller)."""
+    x = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(place) * np.uint64(2) + np.uint64(1)
+    uniform = np.empty(2)
+    for i in range(2):
+        z = x + np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+        uniform[i] = (float(z >> np.uint64(11)) + 0.5) / 9007199254740992.0  # 2**53
+    return np.sqrt(-2.0 * np.log(uniform[0])) * np.cos(2.0 * np.pi * uniform[1])
+
+
+@compiled
+def _run_stream(
+    p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, repeat: int, jitter: float, seed: int
+):
     """Run a stream's records until one cannot start or end; True when some ended."""
     role = k.role[c]
     n, record0 = p.n[role], p.record0[role]
@@ -336,11 +378,14 @@ def _run_stream(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: 
         last = copy == repeat - 1
         t = max(s.clock[agent], s.issue[instance])
         if action == RUN:
-            end = t + p.run_us[record0 + record] * k.scale[c]
+            run_us = p.run_us[record0 + record] * k.scale[c]
+            if jitter > 0.0:
+                run_us *= np.exp(jitter * _normal(seed, instance))
+            end = t + run_us
         elif action == RECORD:
             end = t
         elif action == WAIT:
-            end = _latest(p, k, s, c, copy, record, t)
+            end = latest(p, k, s, c, copy, record, t)
             if end != end:
                 s.held[agent] = ON_RECORD
                 break
@@ -351,7 +396,7 @@ def _run_stream(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: 
                 s.held[agent] = ON_CALL
                 break
             s.held[agent] = FREE
-            end = _complete(p, k, ch, s, c, agent, copy, record, last)
+            end = complete(p, k, ch, s, c, agent, copy, record, last)
         if action != CALL:
             s.end[instance] = end
             if last:
@@ -367,9 +412,19 @@ def _run_stream(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: 
 
 
 @njit(cache=True)
-def _run(p: Programs, k: Classes, ch: Channels, s: State, repeat: int, launch_us: float, depth: int):
+def _run(
+    p: Programs,
+    k: Classes,
+    ch: Channels,
+    s: State,
+    repeat: int,
+    launch_us: float,
+    depth: int,
+    jitter: float,
+    seed: int,
+):
     for c in range(len(k.role)):
-        _push(s, k.agent0[c])
+        push(s, k.agent0[c])
     while s.top[0] > 0:
         s.top[0] -= 1
         agent = s.stack[s.top[0]]
@@ -377,23 +432,27 @@ def _run(p: Programs, k: Classes, ch: Channels, s: State, repeat: int, launch_us
         c = k.agent_class[agent]
         host, streams = k.agent0[c], k.agent0[c] + k.threads[c]
         if agent < streams:
-            moved = _run_host(p, k, ch, s, c, repeat, launch_us, depth)
+            moved = run_host(p, k, ch, s, c, repeat, launch_us, depth)
+            for other in range(host, streams):
+                if s.held[other] == ARRIVING:
+                    copy, record = divmod(s.at[other], p.n[k.role[c]])
+                    s.held[other] = ON_CALL
+                    _arrive(p, k, ch, s, c, other, copy, record, s.kernel_start[other], repeat)
+                    if s.pending[other] == 0:
+                        push(s, host)
             if moved:
                 for other in range(streams, streams + k.streams[c]):
                     if s.held[other] == FREE:
-                        _push(s, other)
+                        push(s, other)
         else:
-            moved = _run_stream(p, k, ch, s, c, agent, repeat)
+            moved = _run_stream(p, k, ch, s, c, agent, repeat, jitter, seed)
             if moved:
                 if s.host_held[c] == ON_RECORD:
-                    _push(s, host)
+                    push(s, host)
                 for other in range(streams, streams + k.streams[c]):
                     if s.held[other] == ON_RECORD:
-                        _push(s, other)
-    for c in range(len(k.role)):
-        if s.host_held[c] != DONE:
-            return False
+                        push(s, other)
+    finished = True
     for agent in range(len(k.agent_class)):
-        if s.held[agent] != DONE:
-            return False
-    return True
+        finished &= s.held[agent] == DONE
+    return finished

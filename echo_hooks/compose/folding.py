@@ -10,7 +10,8 @@ arrivals. Take a partition of the ranks into classes such that any two ranks r, 
 2. for every port of that program (a group's collectives, or sends to or recvs from a peer): the group that r's port
    leads to and the one that s's leads to hold, place by place, ranks of the same classes that reach it by the same
    ports; for a send or recv, the peers are in one class and answer through the same port;
-3. and every call on that port costs the same for both.
+3. and every call on that port costs the same for both, and loads links that are loaded alike: by calls of like
+   classes, with the same bytes (where links are shared; see ``links``).
 
 Claim: r's and s's records have equal times. By induction over the order in which the times become known: a record that
 depends on its own rank only has the same operands in r and s (1). A call is ready at the maximum over arrivals of its
@@ -20,6 +21,9 @@ one of them unrounded, so both are equal to the last bit; by (3) so are their en
 (a hang) stays unknown in both, for the same reason. Hence one representative per class suffices, and a folded call is
 complete when each (class, port) that leads to it has arrived once, because all the others would arrive just then.
 
+Where rates change, they are sums and max-min shares over what runs on a GPU or a link at that moment; by (2) and (3)
+both see equal ones, up to the order of the sums: equal times up to rounding.
+
 The partition is found by refinement: begin with (program, speed), colour groups by the colours of their members, ranks
 by the colours of their groups and peers, and repeat until the number of colours stands still. That is the coarsest
 partition with properties 1 to 3, because each round only separates ranks that differ in one of them.
@@ -27,172 +31,26 @@ partition with properties 1 to 3, because each round only separates ranks that d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from echo_hooks.compose.costs import Costs, uneven
-from echo_hooks.compose.programs import Call, RoleProgram
-from echo_hooks.errors import UsageError
-from echo_hooks.graph.groups import GroupTable
+from echo_hooks.compose.links import LinkColours, Links
+from echo_hooks.compose.programs import Call
+from echo_hooks.compose.world import World
 from echo_hooks.graph.program import Kind
-
-
-@dataclass
-class World:
-    """Who meets whom, rank by rank. A port's global number is ``port_base[role] + port``.
-
-    ``role_of[rank]``. Per role, arrays [ranks of the role, ports]: ``port_group`` (the group that the port leads to),
-    ``port_peer`` (global rank, -1 for collectives), ``port_partner`` (global port number by which the peer answers, -1
-    if it never does). ``member_port[group]``: for each place of the group the global number of the port by which its
-    rank calls collectives there, -1 if it makes none.
-    """
-
-    world_size: int
-    groups: GroupTable
-    programs: list[RoleProgram]
-    role_of: np.ndarray
-    row_of: np.ndarray
-    port_base: np.ndarray
-    port_group: list[np.ndarray]
-    port_peer: list[np.ndarray]
-    port_partner: list[np.ndarray]
-    members: dict[int, np.ndarray] = field(default_factory=dict)
-    member_port: dict[int, np.ndarray] = field(default_factory=dict)
-
-    def role_and_port(self, port: int) -> tuple[int, int]:
-        """Role and its own port number of a global port number."""
-        role = int(np.searchsorted(self.port_base, port, side="right")) - 1
-        return role, port - int(self.port_base[role])
-
-    def group_of(self, rank: int, port: int) -> int:
-        return int(self.port_group[self.role_of[rank]][self.row_of[rank], port])
-
-    def peer_of(self, rank: int, port: int) -> int:
-        return int(self.port_peer[self.role_of[rank]][self.row_of[rank], port])
-
-    def partner_of(self, rank: int, port: int) -> int:
-        return int(self.port_partner[self.role_of[rank]][self.row_of[rank], port])
-
-
-def build_world(world_size: int, groups: GroupTable, programs: Sequence[RoleProgram]) -> World:
-    """Lead every port of every rank to its group and peer (``graph.roles`` says how; here for all ranks at once).
-
-    Raises UsageError when the roles do not cover each rank once, or a rank has no group of the family it needs.
-    """
-    role_of = np.full(world_size, -1, np.int64)
-    row_of = np.zeros(world_size, np.int64)
-    for number, program in enumerate(programs):
-        ranks = np.asarray(program.role.ranks, np.int64)
-        if not len(ranks) or ranks.min() < 0 or ranks.max() >= world_size or (role_of[ranks] >= 0).any():
-            raise UsageError(f"role {program.role.name!r}: its ranks are empty, outside the world or in two roles")
-        role_of[ranks] = number
-        row_of[ranks] = np.arange(len(ranks))
-    if (role_of < 0).any():
-        raise UsageError(f"rank {int(np.argmin(role_of))} has no role; every rank of the world needs one")
-
-    family_of_rank: dict[int, np.ndarray] = {}
-    world = World(world_size, groups, list(programs), role_of, row_of, np.zeros(len(programs), np.int64), [], [], [])
-    base = 0
-    for number, program in enumerate(programs):
-        world.port_base[number] = base
-        base += len(program.ports)
-        ranks = np.asarray(program.role.ranks, np.int64)
-        group = np.zeros((len(ranks), len(program.ports)), np.int64)
-        peer = np.full((len(ranks), len(program.ports)), -1, np.int64)
-        for j, port in enumerate(program.ports):
-            family = groups[port.group].family
-            if family not in family_of_rank:
-                family_of_rank[family] = _group_of_rank(world_size, groups, family)
-            group[:, j] = family_of_rank[family][ranks]
-            if (group[:, j] < 0).any():
-                lost = int(ranks[np.argmin(group[:, j])])
-                name = groups[port.group].name
-                raise UsageError(
-                    f"role {program.role.name!r}: rank {lost} is in no group like group {port.group} ({name}), so it"
-                    f" cannot run the program of rank {program.role.traced_rank}"
-                )
-            if port.peer >= 0:
-                place = groups[port.group].position(port.peer)
-                distinct, inverse = np.unique(group[:, j], return_inverse=True)
-                try:
-                    peer[:, j] = np.asarray([groups[g].ranks[place] for g in distinct.tolist()])[inverse.reshape(-1)]
-                except IndexError:
-                    raise UsageError(
-                        f"role {program.role.name!r}: a group of the family of group {port.group} has no place {place}"
-                    ) from None
-        world.port_group.append(group)
-        world.port_peer.append(peer)
-    _find_partners(world)
-    _find_members(world)
-    return world
-
-
-def _group_of_rank(world_size: int, groups: GroupTable, family: int) -> np.ndarray:
-    of_rank = np.full(world_size, -1, np.int64)
-    for group in groups.family(family):
-        of_rank[list(group.ranks)] = group.index
-    return of_rank
-
-
-def _find_partners(world: World) -> None:
-    """Pair each port for sends with the port by which the peer receives, and the reverse."""
-    key, port_number, slot = [], [], []
-    for number, program in enumerate(world.programs):
-        world.port_partner.append(np.full(world.port_peer[number].shape, -1, np.int64))
-        ranks = np.asarray(program.role.ranks, np.int64)
-        for j, port in enumerate(program.ports):
-            if port.kind == Kind.COLLECTIVE:
-                continue
-            peer = world.port_peer[number][:, j]
-            source, destination = (ranks, peer) if port.kind == Kind.SEND else (peer, ranks)
-            pair = (world.port_group[number][:, j] * world.world_size + source) * world.world_size + destination
-            key.append(pair * 2 + (port.kind == Kind.RECV))
-            port_number.append(np.full(len(ranks), world.port_base[number] + j))
-            slot.append((number, j))
-    if not key:
-        return
-    all_keys, all_ports = np.concatenate(key), np.concatenate(port_number)
-    order = np.argsort(all_keys)
-    sorted_keys = all_keys[order]
-    for keys, (number, j) in zip(key, slot):
-        at = np.minimum(np.searchsorted(sorted_keys, keys ^ 1), len(sorted_keys) - 1)
-        found = sorted_keys[at] == keys ^ 1
-        world.port_partner[number][:, j] = np.where(found, all_ports[order[at]], -1)
-
-
-def _find_members(world: World) -> None:
-    place_of: dict[int, np.ndarray] = {}
-    for number, program in enumerate(world.programs):
-        ranks = np.asarray(program.role.ranks, np.int64)
-        for j, port in enumerate(program.ports):
-            if port.kind != Kind.COLLECTIVE:
-                continue
-            of_port = world.port_group[number][:, j]
-            family = world.groups[port.group].family
-            for g in np.unique(of_port).tolist():
-                if g not in world.members:
-                    world.members[g] = np.asarray(world.groups[g].ranks, np.int64)
-                    world.member_port[g] = np.full(world.groups[g].size, -1, np.int64)
-                    place_of.setdefault(family, np.zeros(world.world_size, np.int64))[world.members[g]] = np.arange(
-                        world.groups[g].size
-                    )
-            places = place_of[family][ranks]
-            order = np.argsort(of_port, kind="stable")
-            bounds = np.flatnonzero(np.diff(of_port[order])) + 1
-            for chunk in np.split(order, bounds):
-                world.member_port[int(of_port[chunk[0]])][places[chunk]] = world.port_base[number] + j
 
 
 @dataclass
 class Partition:
     """``class_of[rank]``; ``representative[class]``, its lowest rank; ``colour_of_group``: groups of one colour are
-    the same call partners, class by class."""
+    the same call partners, class by class; ``resources``: one link of each class of links that are loaded alike."""
 
     class_of: np.ndarray
     representative: np.ndarray
     colour_of_group: dict[int, int]
+    resources: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def ranks(self) -> list[np.ndarray]:
         """Ranks of each class, ascending."""
@@ -200,14 +58,15 @@ class Partition:
         return np.split(order, np.cumsum(np.bincount(self.class_of))[:-1])
 
 
-def unfolded(world: World) -> Partition:
+def unfolded(world: World, links: Links | None = None) -> Partition:
     ranks = np.arange(world.world_size)
-    return Partition(ranks, ranks.copy(), {g: g for g in world.members})
+    resources = np.arange(len(links.capacity) if links else 0)
+    return Partition(ranks, ranks.copy(), {g: g for g in world.members}, resources)
 
 
-def fold(world: World, costs: Costs, speed: np.ndarray | None = None) -> Partition:
+def fold(world: World, costs: Costs, speed: np.ndarray | None = None, links: Links | None = None) -> Partition:
     """The coarsest partition that the module's docstring describes. ``speed``: float per rank; ranks of different
-    speed stay apart."""
+    speed stay apart. ``links``: where given, calls on links that are loaded differently stay apart too."""
     colour = world.role_of.copy()
     if speed is not None:
         colour = _pair(colour, np.unique(speed, return_inverse=True)[1].reshape(-1))
@@ -218,17 +77,21 @@ def fold(world: World, costs: Costs, speed: np.ndarray | None = None) -> Partiti
     ports = np.concatenate([world.member_port[g] for g in group_ids]) if group_ids else np.zeros(0, np.int64)
     ends = np.cumsum([len(world.members[g]) for g in group_ids]).tolist()
 
-    count = -1
+    of_links = LinkColours(links) if links else None
+    first_sender = _first_senders(world, links) if links else {}
+    link_count = 0
+    count = (-1, -1)
     while True:
+        of_owner = of_links.of_owners() if of_links else np.zeros(len(group_ids), np.int64)
         present = np.where(ports >= 0, colour[concatenated], -1)
         interned: dict[tuple, int] = {}
         colour_of_group = np.full(len(world.groups), -1, np.int64)
         start = 0
         for i, g in enumerate(group_ids):
-            key = (world.groups[g].family, group_cost[i], present[start : ends[i]].tobytes())
+            key = (world.groups[g].family, group_cost[i], int(of_owner[i]), present[start : ends[i]].tobytes())
             colour_of_group[g] = interned.setdefault(key, len(interned))
             start = ends[i]
-        found = int(colour.max()) + 1
+        found = (int(colour.max()) + 1, link_count)
         if found == count:
             break
         count = found
@@ -244,16 +107,38 @@ def fold(world: World, costs: Costs, speed: np.ndarray | None = None) -> Partiti
                     mine = _pair(mine, colour[world.port_peer[number][:, j]])
                     mine = _pair(mine, world.port_partner[number][:, j] + 1)
                     mine = _pair(mine, pair_cost[number][j])
+                if (number, j) in first_sender:
+                    at = first_sender[number, j]
+                    mine = _pair(mine, of_owner[at : at + len(ranks)])
             fresh[ranks] = mine + base
             base += int(mine.max()) + 1
         colour = fresh
+        if of_links and links:
+            senders = int(colour_of_group.max(initial=0)) + 1 + _sending(links, colour)
+            link_count = of_links.refine(np.concatenate([colour_of_group[group_ids], senders]))
     _, representative, class_of = np.unique(colour, return_index=True, return_inverse=True)
     # Classes in order of their lowest rank: the numbering does not depend on how colours came about.
     order = np.argsort(representative)
     rename = np.empty(len(order), np.int64)
     rename[order] = np.arange(len(order))
     groups = {g: int(colour_of_group[g]) for g in group_ids}
-    return Partition(rename[class_of.reshape(-1)], representative[order], groups)
+    resources = np.unique(of_links.of_resource, return_index=True)[1] if of_links else np.zeros(0, np.int64)
+    return Partition(rename[class_of.reshape(-1)], representative[order], groups, np.sort(resources))
+
+
+def _first_senders(world: World, links: Links) -> dict[tuple[int, int], int]:
+    """Per (role, port) that sends, the place of its first rank among the owners; its other ranks follow."""
+    first: dict[tuple[int, int], int] = {}
+    for i, (rank, port) in enumerate(links.senders.tolist()):
+        first.setdefault((int(world.role_of[rank]), port), len(links.groups) + i)
+    return first
+
+
+def _sending(links: Links, colour: np.ndarray) -> np.ndarray:
+    """Number per sender: equal for one port of ranks of one colour."""
+    if not len(links.senders):
+        return np.zeros(0, np.int64)
+    return _pair(colour[links.senders[:, 0]], links.senders[:, 1])
 
 
 def _pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:

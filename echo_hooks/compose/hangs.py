@@ -9,10 +9,11 @@ import numpy as np
 
 from echo_hooks.compose.agreement import call_text, group_text, last_calls, rank_text, running_number, site_of_call
 from echo_hooks.compose.engine import ON_CALL, State
-from echo_hooks.compose.folding import Partition, World
+from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.programs import HOST_CALL, PART, SYNC, WAIT
 from echo_hooks.compose.tables import Tables
-from echo_hooks.graph.problems import Problem, rank_ranges
+from echo_hooks.compose.world import World
+from echo_hooks.graph.problems import Problem
 from echo_hooks.graph.program import Kind
 
 
@@ -92,7 +93,7 @@ def _unserved(scene: _Scene, c: int, copy: int, record: int) -> list[Blocked]:
     unserved = []
     for part in parts:
         channel = scene.channel(c, int(program.call_port[part]))
-        number = copy * int(scene.tables.channels.count[channel]) + int(program.call_number[part])
+        number = copy * int(scene.tables.channels.calls[channel]) + int(program.call_number[part])
         if number >= scene.state.served[channel]:
             unserved.append(Blocked(c, copy, record, part))
     return unserved
@@ -111,9 +112,9 @@ def _waits_for(scene: _Scene, node: Blocked) -> list[tuple[int, int, tuple[list[
     """(class, port, how) of each end of the call's channel that has not come to its first unserved call. ``how``: what
     that class stands behind, as words and the calls it is stuck in; None when it never makes the call."""
     channel = _channel_of(scene, node)
-    count = int(scene.tables.channels.count[channel])
+    count = int(scene.tables.channels.calls[channel])
     copy, number = divmod(int(scene.state.served[channel]), count)
-    late = []
+    late: list[tuple[int, int, tuple[list[str], list[Blocked]] | None]] = []
     for c, port in scene.tables.ends[channel]:
         program = scene.program(c)
         of_port = np.flatnonzero(program.call_port == port)
@@ -186,14 +187,14 @@ def _host_waits(scene: _Scene, c: int, words: list[str], calls: list[Blocked]) -
             continue
         copy, record = divmod(int(state.at[agent]), program.n)
         if program.action[record] == SYNC:
-            what = "event" if program.program.event[record] >= 0 else "stream"
-            what = what if max(program.program.event[record], program.program.stream[record]) >= 0 else "device"
-            words.append(f"its host waits at a {what} synchronisation {_nearby(program, record)}")
+            event, stream = program.program.event[record] >= 0, program.program.stream[record] >= 0
+            what = "an event" if event else "a stream" if stream else "a device"
+            words.append(f"whose host waits at {what} synchronisation {_nearby(program, record)}")
             waits += _targets(program, copy, record)
         else:
             calls += _unserved(scene, c, copy, record)
     if not waits and not calls:
-        words.append("its launch queue is full")
+        words.append("whose launch queue is full")
         copy, record = divmod(int(state.issued[c]), program.n)
         stream = int(program.program.stream[record])
         if stream >= 0:
@@ -284,7 +285,7 @@ def _circular(scene: _Scene, cycle: list[Blocked], edges: dict, stuck: list[Bloc
         other, following = walk[(j + 1) % len(walk)]
         how = next(h for c, _, h in edges[node] if c == following.class_ and h and following in h[1])
         sentence = f"rank {rank} waits in {_blocked_text(scene, node, rank)} for rank {other}"
-        sentence += "".join(f", where {words}" for words in how[0])
+        sentence += "".join(f", {words}" for words in how[0])
         sentences.append(sentence)
         sites.append(scene.program(node.class_).site(int(scene.program(node.class_).call_record[node.part])))
     if len(walk) > 8:
@@ -301,7 +302,7 @@ def _missing(scene: _Scene, node: Blocked, stuck: list[Blocked]) -> Problem:
     port = int(program.call_port[node.part])
     own = int(world.port_base[scene.role(node.class_)]) + port
     channel = _channel_of(scene, node)
-    number = int(scene.state.served[channel]) % int(scene.tables.channels.count[channel])
+    number = int(scene.state.served[channel]) % int(scene.tables.channels.calls[channel])
     site = program.site(int(program.call_record[node.part]))
     waiting, absent, facts = [], [], []
     for r, p in _partners(scene, rank, node):
@@ -322,7 +323,8 @@ def _missing(scene: _Scene, node: Blocked, stuck: list[Blocked]) -> Problem:
             f" at {site_of_call(world, own, number)}, in which {rank_text(waiting or [rank])} wait"
         )
     else:
-        text = f"{_blocked_text(scene, node, rank)} of rank {rank} has no partner: rank {absent[0]} {verb} it"
+        verb = "receives" if program.ports[port].kind == Kind.SEND else "sends"
+        text = f"rank {rank}'s {_blocked_text(scene, node, rank)} has no partner: rank {absent[0]} never {verb} it"
         text += _elsewhere(world, rank, absent[0], program.ports[port].kind)
     if facts:
         text += f"; {facts[0]}"
@@ -371,8 +373,8 @@ def _blocked_text(scene: _Scene, node: Blocked, rank: int | None = None) -> str:
         return f"{call_text(world, call)}, {number} on {group} at {site}"
     direction = "to" if program.ports[port].kind == Kind.SEND else "from"
     return (
-        f"{call_text(world, call)} {direction} rank {world.peer_of(rank, port)},"
-        f" number {int(program.call_number[node.part])} in this direction on {group} at {site}"
+        f"{call_text(world, call)} {direction} rank {world.peer_of(rank, port)}"
+        f" (#{int(program.call_number[node.part])} in this direction) on {group} at {site}"
     )
 
 
@@ -393,4 +395,6 @@ def _others(scene: _Scene, named: set[int], stuck: list[Blocked]) -> str:
     if not doing:
         return ""
     crowds = sorted(doing.items(), key=lambda item: (-len(item[1]), item[0]))[:3]
-    return ". The others: " + "; ".join(f"{rank_ranges(ranks)} wait {text}" for text, ranks in crowds)
+    return ". The others: " + "; ".join(
+        f"{rank_text(ranks)} {'waits' if len(ranks) == 1 else 'wait'} {text}" for text, ranks in crowds
+    )

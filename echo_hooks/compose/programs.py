@@ -104,20 +104,18 @@ class RoleProgram:
         return self.program.strings[int(self.program.site[record])]
 
 
-def role_program(role: Role, trace: RankTrace, groups: GroupTable) -> RoleProgram:
-    """Lower the traced rank's program.
+def role_program(role: Role, trace: RankTrace, groups: GroupTable, timed: bool = True) -> RoleProgram:
+    """Lower the traced rank's program; with ``timed=False`` its prologue too, all kernels taking no time.
 
-    Raises UsageError for a program the engine cannot run: an empty one, a kernel without a duration, a call on a group
+    Raises UsageError for a program the engine cannot run: a kernel without a duration, a call on a group
     that does not have the traced rank, a peer outside its group.
     """
-    program = trace.program
+    program = trace.program if timed else trace.whole()
     n = len(program)
     where = f"role {role.name!r} (rank {role.traced_rank})"
-    if n == 0:
-        raise UsageError(f"{where}: the rank program is empty")
     kind = program.kind
     local = (kind == Kind.COMPUTE) | (kind == Kind.COPY)
-    bad = local & ~(program.duration_us >= 0)
+    bad = local & ~(program.duration_us >= 0) & timed
     if bad.any():
         record = int(np.flatnonzero(bad)[0])
         op = int(program.op[record])
@@ -147,7 +145,7 @@ def role_program(role: Role, trace: RankTrace, groups: GroupTable) -> RoleProgra
         steps=max(1, trace.steps),
         n=n,
         action=action,
-        run_us=np.where(local, program.duration_us, 0.0),
+        run_us=np.where(local & timed, program.duration_us, 0.0),
         place=place,
         thread=np.unique(program.thread, return_inverse=True)[1].astype(np.int32),
         wait_start=wait_start,
@@ -293,8 +291,8 @@ def _check_places(program, groups: GroupTable, records, kind, group, peer, where
             raise UsageError(f"{where}: {Kind(int(kind[i])).name.lower()} at {site or 'unknown line'} {text(i)}")
 
     fail((group < 0) | (group >= len(groups)), lambda i: f"names group {group[i]}, there are {len(groups)}")
+    outside = np.zeros(len(group), bool)
     for g in np.unique(group).tolist():
-        members = np.asarray(groups[g].ranks)
-        outside = (group == g) & (peer >= 0) & ~np.isin(peer, members)
-        fail(outside, lambda i: f"names rank {peer[i]}, which is not in group {g} ({groups[g].name})")
+        outside |= (group == g) & (peer >= 0) & ~np.isin(peer, np.asarray(groups[g].ranks))
+    fail(outside, lambda i: f"names rank {peer[i]}, not in group {group[i]} ({groups[int(group[i])].name})")
     fail((kind != Kind.COLLECTIVE) & (peer < 0), lambda i: "names no peer")

@@ -54,6 +54,31 @@ class Timeline:
 
 
 @dataclass
+class CriticalPath:
+    """What the end of the step waited for, segment after segment from its begin.
+
+    Equally long arrays: ``timeline`` (index into the composition's) and ``record`` of each segment, ``host`` (host time
+    before the record was issued, rather than the record's own time on the device or the wire), ``begin_us`` and
+    ``end_us`` on the common clock of the timelines.
+    """
+
+    timeline: np.ndarray
+    record: np.ndarray
+    host: np.ndarray
+    begin_us: np.ndarray
+    end_us: np.ndarray
+
+
+@dataclass(frozen=True)
+class Band:
+    """Quantiles of the step time, in microseconds."""
+
+    p10_us: float
+    p50_us: float
+    p90_us: float
+
+
+@dataclass
 class Composition:
     """``step_time_us``: period of the steady state, over all ranks. ``critical``: index of the timeline with the
     longest busy path. ``evidence``: share (0 to 1) of the critical path's time by kind of truth ("measured",
@@ -65,4 +90,6 @@ class Composition:
     critical: int = 0
     evidence: dict[str, float] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    critical_path: CriticalPath | None = None
+    band: Band | None = None
     seconds: float = 0.0

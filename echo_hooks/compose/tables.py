@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from echo_hooks.compose.costs import Costs, uneven
-from echo_hooks.compose.folding import Partition, World
+from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.programs import Call, RoleProgram
-from echo_hooks.graph.program import Kind, Evidence
+from echo_hooks.compose.world import World, calls_of_port
+from echo_hooks.graph.program import Evidence, Kind
 
 
 class Programs(NamedTuple):
@@ -63,11 +64,11 @@ class Classes(NamedTuple):
 
 
 class Channels(NamedTuple):
-    """Where calls meet. ``need``: arrivals that complete a call; ``count``: calls in one copy of the programs;
+    """Where calls meet. ``need``: arrivals that complete a call; ``calls``: how many in one copy of the programs;
     ``slot0``: number of the first call; ``slot_us``: duration per call of a copy (0: take the members' own)."""
 
     need: np.ndarray
-    count: np.ndarray
+    calls: np.ndarray
     slot0: np.ndarray
     first0: np.ndarray
     slot_us: np.ndarray
@@ -168,7 +169,7 @@ def build_tables(
     first0 = bases(count.tolist()) if len(count) else np.zeros(0, np.int64)
     channels = Channels(
         need=np.asarray([len(e) + m for e, m in zip(ends, missing)], np.int64),
-        count=count,
+        calls=count,
         slot0=first0 * repeat,
         first0=first0,
         slot_us=_uneven_costs(world, partition, costs, ends, count, first0),
@@ -258,15 +259,6 @@ def _uneven_costs(
                 cost = costs.collective(members[0], ranks, place, split_bytes(members))
                 slot_us[int(first0[channel]) + i] = cost.duration_us
     return slot_us
-
-
-def calls_of_port(world: World, port: int) -> list[Call]:
-    """The calls that a port (global number) makes in one copy, in order; none for port -1."""
-    if port < 0:
-        return []
-    role, own = world.role_and_port(port)
-    program = world.programs[role]
-    return [program.calls[k] for k in program.call_kind[program.call_port == own].tolist()]
 
 
 def split_bytes(members: Sequence[Call]) -> tuple[tuple[int, ...], ...]:

@@ -6,8 +6,13 @@ from typing import Any, Protocol
 
 import torch
 
+from echo_hooks import host_tensors
+
 SHADOW_MAX_ELEMENTS = 256
 """Pretended tensors of up to this many elements carry their true value for as long as it is known."""
+
+
+_base_data: Any = torch._C.TensorBase.data
 
 
 class StorageOwner(Protocol):
@@ -95,18 +100,18 @@ class Pretended(torch.Tensor):
 
     # Ops reach the capture's dispatch mode; this is only met in a thread where the mode is not active.
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]  # stub: no classmethod
         handler = _HANDLER[0]
         if handler is None:
             raise RuntimeError(f"{func}: a pretended tensor was used outside a simulation")
         return handler(func, types, args, kwargs or {})
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # stub: a method
 
     # ---- what C++ would read from memory ----
 
     def tolist(self):
-        return self.detach().to("cpu").tolist() if self.dim() else self.item()
+        return self._on_host().tolist() if self.dim() else self.item()
 
     def numpy(self, *, force: bool = False):
         if self.device.type != "cpu" and not force:
@@ -114,8 +119,14 @@ class Pretended(torch.Tensor):
                 f"can't convert {self.device} device type tensor to numpy. "
                 "Use Tensor.cpu() to copy the tensor to host memory first."
             )
+        return self._on_host().numpy()
+
+    def _on_host(self) -> torch.Tensor:
+        """A real CPU tensor; of one too large to know its value: zeros."""
         host = self.detach().to("cpu")
-        return torch.zeros(host.shape, dtype=host.dtype).numpy() if isinstance(host, Pretended) else host.numpy()
+        if not isinstance(host, Pretended):
+            return host
+        return host_tensors.zeros((), host.dtype).expand(host.shape).clone()  # a large factory would be pretended again
 
     def __array__(self, dtype=None, copy=None):
         array = self.numpy()
@@ -124,17 +135,23 @@ class Pretended(torch.Tensor):
     def __format__(self, spec: str) -> str:
         return self.item().__format__(spec) if self.dim() == 0 else object.__format__(self, spec)
 
-    def __repr__(self, *, tensor_contents=None) -> str:  # printing must neither read nor record
+    def __repr__(self, *, tensor_contents=None):  # printing must neither read nor record
         return f"tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype})"
 
     # ---- storage ----
+
+    def echo_become(self, other: Pretended) -> Pretended:
+        """Become what ``other`` is, with its storage, and stay the same Python object."""
+        _base_data.__set__(self, other)
+        self.echo_storage = other.echo_storage
+        return self
 
     def untyped_storage(self):
         return StorageView(self.echo_storage)
 
     def data_ptr(self) -> int:
         base = StorageView(self.echo_storage).data_ptr()
-        return base + self.storage_offset() * self.dtype.itemsize if base else 0
+        return base + int(self.storage_offset()) * self.dtype.itemsize if base else 0
 
     def pin_memory(self, *_args, **_kwargs):
         return self
@@ -159,13 +176,15 @@ class Pretended(torch.Tensor):
         return copy
 
     def __reduce_ex__(self, _protocol):
-        return _rebuild, (tuple(self.shape), self.stride(), self.dtype, str(self.device), self.requires_grad)
+        parameter = isinstance(self, torch.nn.Parameter)
+        return rebuild, (tuple(self.shape), self.stride(), self.dtype, str(self.device), self.requires_grad, parameter)
 
 
-def _rebuild(shape, stride, dtype, device, requires_grad):
+def rebuild(shape, stride, dtype, device, requires_grad, parameter):
     """A pretended tensor read back from a checkpoint: the same metadata, no values."""
+    device = torch._utils._get_restore_location(device)  # torch.load's map_location
     tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device)
-    return tensor.requires_grad_(requires_grad)
+    return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
 
 
 _HANDLER: list = [None]

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch._subclasses.fake_tensor as fake_tensor
+import torch._weights_only_unpickler as weights_only
 import torch.optim.optimizer as optimizer
+import torch.utils._device
 import torch.utils._foreach_utils as foreach_utils
 
-from echo_hooks.devices.pretended import Pretended
+from echo_hooks.devices.pretended import Pretended, rebuild
 from echo_hooks.patching import Patch
 
-_base_data = torch._C.TensorBase.data
+_base_data: Any = torch._C.TensorBase.data  # the descriptor; stubs know only the attribute behind it
+# Filled while torch.tensor is torch's own: by this list a `torch.device` context knows what to send to its device.
+torch.utils._device._device_constructors()
 
 
 def patches() -> list[Patch]:
     """What is replaced in torch for pretended tensors, and why."""
     with_pretended = lambda types: [*types, Pretended]  # noqa: E731
     return [
-        Patch(torch.nn.Module, "_apply", lambda _: _apply, "parameters move to the device without losing identity", "2.9"),
+        Patch(torch.nn.Module, "_apply", lambda _: _apply, "parameters keep their identity on the device", "2.9"),
         Patch(torch.Tensor, "data", lambda _: _data, "`p.data = q` takes q's storage along", "2.9", create=True),
         Patch(torch, "tensor", _tensor, "reads the items of pretended scalars in C++, below any mode", "2.9"),
         Patch(torch, "as_tensor", _as_tensor, "as torch.tensor", "2.9"),
         Patch(torch.Tensor, "new_tensor", _new_tensor, "as torch.tensor", "2.9", create=True),
         Patch(torch.Tensor, "pin_memory", lambda _: _pin_memory, "needs a driver", "2.9", create=True),
         Patch(torch.Tensor, "is_pinned", lambda _: lambda self, *a, **k: False, "needs a driver", "2.9", create=True),
-        Patch(optimizer, "_foreach_supported_types", with_pretended, "optimizers fall to the single-tensor loop", "2.9"),
+        Patch(optimizer, "_foreach_supported_types", with_pretended, "else optimizers loop over single tensors", "2.9"),
         Patch(foreach_utils, "_foreach_supported_types", with_pretended, "gradient clipping likewise", "2.9"),
         Patch(
             fake_tensor.FakeTensorMode,
@@ -33,6 +39,13 @@ def patches() -> list[Patch]:
             "is_available() answers True, which switches real device initialisation on",
             "2.9",
             create=True,
+        ),
+        Patch(
+            weights_only,
+            "_marked_safe_globals_set",
+            lambda known: known | {rebuild},
+            "torch.load refuses what it does not know; a saved pretended tensor is only metadata",
+            "2.9",
         ),
         Patch(fake_tensor, "init_gpu_context", lambda _: lambda device: None, "initialises a device", "2.9"),
     ]
@@ -68,8 +81,7 @@ def _apply(self, fn, recurse=True):
 
 def _set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     if isinstance(tensor, Pretended) and isinstance(value, Pretended) and tensor.device == value.device:
-        _base_data.__set__(tensor, value)
-        tensor.echo_storage = value.echo_storage
+        tensor.echo_become(value)
         tensor.echo_shadow, tensor.echo_stamp = value.echo_shadow, value.echo_stamp
     elif type(tensor) is type(value) and not isinstance(tensor, Pretended):
         _base_data.__set__(tensor, value)
@@ -93,7 +105,17 @@ def _become(tensor: torch.Tensor, value: torch.Tensor) -> None:
     for name, attribute in tensor.__dict__.items():
         if not name.startswith("echo_"):
             new.__dict__.setdefault(name, attribute)
-    torch.utils.swap_tensors(tensor, new)
+    _swap(tensor, new)
+
+
+def _swap(tensor: torch.Tensor, new: torch.Tensor) -> None:
+    """torch.utils.swap_tensors for objects that nobody else refers to from C++, weak references allowed.
+
+    Its refusal of weak references guards memos keyed by tensor identity; the identity stays here.
+    """
+    tensor.__class__, new.__class__ = new.__class__, tensor.__class__
+    tensor.__dict__, new.__dict__ = new.__dict__, tensor.__dict__
+    torch._C._swap_tensor_impl(tensor, new)
 
 
 # ---- construction from lists ----
@@ -129,9 +151,8 @@ def _as_tensor(original):
 
 def _new_tensor(original):
     def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False, pin_memory=False):
-        return torch.tensor(
-            data, dtype=dtype or self.dtype, device=self.device if device is None else device, requires_grad=requires_grad
-        )
+        device = self.device if device is None else device
+        return torch.tensor(data, dtype=dtype or self.dtype, device=device, requires_grad=requires_grad)
 
     return new_tensor
 

@@ -155,7 +155,7 @@ class ProgramBuilder:
 
     def program(self) -> Program:
         transposed = list(zip(*self._rows)) if self._rows else [() for _ in self._names]
-        columns = {
+        columns: dict[str, np.ndarray] = {
             name: np.asarray(values, dtype=COLUMNS[name]) for name, values in zip(self._names, transposed, strict=True)
         }
         return Program(columns, list(self.strings), list(self.streams))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 
 from echo_hooks.graph.groups import GroupTable
 from echo_hooks.graph.memory import MemoryEvents
@@ -31,6 +33,9 @@ class Assumption:
 class Recorder:
     """What one rank's host issues, in order, and the state that labels it.
 
+    ``clock_ns`` counts the thread's processor time: what other processes do on a shared machine, and waiting for data
+    that a real, slower step would find ready, are not the script's host time.
+
     The writers set ``stream`` (current device stream) and ``module``/``phase``/``microbatch`` (labels of the next
     records). Host time is what passes outside ``own_time()`` blocks; each record takes what has gathered since the
     one before.
@@ -38,7 +43,7 @@ class Recorder:
 
     rank: int
     world_size: int
-    clock_ns: Callable[[], int] = time.perf_counter_ns
+    clock_ns: Callable[[], int] = time.thread_time_ns
     groups: GroupTable = field(default_factory=GroupTable)
     ops: OpTable = field(default_factory=OpTable)
     program: ProgramBuilder = field(default_factory=ProgramBuilder)
@@ -49,10 +54,13 @@ class Recorder:
     module: int = 0
     phase: int = Phase.OTHER
     microbatch: int = -1
+    overhead_ns: int = 0  # of each entry, spent before our clock can stop: see capture.overhead
     paused: bool = False
+    _thread: int = field(default_factory=threading.get_ident)
+    _threads: dict[int, int] = field(default_factory=dict)
     _depth: int = 0
     _left_ns: int = 0
-    _host_ns: int = 0
+    host_ns: int = 0  # gathered since the last record
     _next_event: int = 0
     _next_batch: int = 0
     _batch: int = -1
@@ -75,22 +83,29 @@ class Recorder:
             self.leave()
 
     def enter(self) -> None:
+        if threading.get_ident() != self._thread:  # the clock is the first thread's
+            return
         if self._depth == 0:
-            self._host_ns += self.clock_ns() - self._left_ns
+            self.host_ns += self.clock_ns() - self._left_ns
         self._depth += 1
 
     def leave(self) -> None:
+        if threading.get_ident() != self._thread:
+            return
         self._depth -= 1
         if self._depth == 0:
             self._left_ns = self.clock_ns()
 
-    def forget_ns(self, overhead_ns: int) -> None:
-        """Take a known overhead (the way into a dispatch mode) out of the host time gathered."""
-        self._host_ns = max(0, self._host_ns - overhead_ns)
+    def enter_from_dispatch(self) -> None:
+        """As ``enter``, for an op that came through the dispatch mode: the way there is Echo's own time too."""
+        outermost = self._depth == 0 and threading.get_ident() == self._thread
+        self.enter()
+        if outermost:
+            self.host_ns = max(0, self.host_ns - self.overhead_ns)
 
     def _take_host_us(self) -> float:
-        host_us = self._host_ns / 1e3
-        self._host_ns = 0
+        host_us = self.host_ns / 1e3
+        self.host_ns = 0
         return host_us
 
     # ---- records ----
@@ -98,6 +113,8 @@ class Recorder:
     def _append(self, kind: Kind, **values) -> int:
         if self.paused:
             return -1
+        if threading.get_ident() != self._thread:
+            return self._append_aside(kind, **values)
         outside = self._depth == 0  # called without own_time(): still never counts our own work
         if outside:
             self.enter()
@@ -113,6 +130,11 @@ class Recorder:
         finally:
             if outside:
                 self.leave()
+
+    def _append_aside(self, kind: Kind, **values) -> int:
+        """A record of another thread of the script (one that prefetches, say): its host time is not measured."""
+        thread = self._threads.setdefault(threading.get_ident(), len(self._threads) + 1)
+        return self.program.append(kind, module=self.module, phase=Phase.OTHER, thread=thread, **values)
 
     def compute(self, op: int, bytes: int = 0, stream: int | None = None) -> int:
         return self._append(Kind.COMPUTE, op=op, bytes=bytes, stream=self.stream if stream is None else stream)
@@ -217,11 +239,11 @@ class Recorder:
 
     def script(self, path: str) -> None:
         """Name the user's main script, whose frame `site` adds to a framework's."""
-        self._script = os.path.abspath(path)
+        self._script = os.path.join(os.getcwd(), path.removeprefix("./"))  # as Python names it in its code objects
 
     def site(self) -> str:
-        """"file:line" of the innermost frame outside torch and Echo, and of the script's own frame where it differs."""
-        frame = sys._getframe(1)
+        """`file:line` of the innermost frame outside torch and Echo, and of the script's own frame where it differs."""
+        frame: FrameType | None = sys._getframe(1)
         inner = outer = ""
         while frame is not None:
             filename = frame.f_code.co_filename

@@ -1,6 +1,8 @@
 """The run directory: one simulated job on disk, written whole and renamed, read with suspicion.
 
     manifest.json  groups.parquet  roles.json  ranks/NNNNN.{parquet,memory.parquet,ops.parquet}
+
+File formats: docs/graph.md.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class RankTrace:
     ``program``: the measured steps, from a step_begin to a step_end mark; empty when the script made none.
     ``prologue``: all that came before (set-up and warm-up), on the same tables: it is not timed, but its
     communication must fit together too. On disk both are one program, cut at the first mark.
-    ``steps``: how many optimizer steps ``program`` holds. 
+    ``steps``: how many optimizer steps ``program`` holds.
     ``memory_events``: numpy columns (MEMORY_COLUMNS) of the measured steps.
     ``tokens_per_step``: tokens this rank's embedding looked up in a step, 0 when unknown.
     """

@@ -50,8 +50,9 @@ class Accelerator:
     ``product``: what torch.cuda.get_device_name() answers. ``multiprocessors``: SMs, compute units or AI cores.
     ``memory_bytes``: what the driver lets a process allocate in all. ``l2_bytes``: the last cache before memory.
     ``peak_flops``: dense (no structured sparsity) matrix peak in FLOP/s by dtype, only the dtypes it has; "float32"
-    is without tensor cores. ``special_function_ops_per_s``: exponentials per second. ``launch_overhead_us``: from the end of one kernel to the start of the next on a stream
-    whose work is queued. ``host_launch_us``: host cost of an op below the dispatcher, launch included.
+    is without tensor cores. ``special_function_ops_per_s``: exponentials per second.
+    ``launch_overhead_us``: from the end of one kernel to the start of the next on a stream whose work is queued.
+    ``host_launch_us``: host cost of an op below the dispatcher, launch included.
     ``host_link_bandwidth_bytes_per_s``, ``scaleup_bandwidth_bytes_per_s`` (NVLink, xGMI, HCCS, per device): one way.
     ``efficiency``: class of operation -> the keys of EFFICIENCY. ``sources``, ``bands``: dotted key of the file ->
     where the number is from (starting with "assumed" where nobody published it), and (low, high).

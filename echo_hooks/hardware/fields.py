@@ -90,7 +90,7 @@ class Fields:
         return tuple(value)
 
     def quantity(self, key: str, dimension: str, **extra: str) -> float:
-        """A number with a unit, above zero; see ``parse_quantity``. ``extra``: keys with the one right value."""
+        """A number with a unit, above zero (see ``parse_quantity``). ``extra``: further keys, each of one value."""
         return self._number(key, lambda text: parse_quantity(text, dimension), extra)
 
     def link(self, key: str) -> float:

@@ -12,6 +12,7 @@ from echo_hooks.compose.result import Timeline
 from echo_hooks.graph.groups import GroupTable
 from echo_hooks.graph.ops import OpSignature
 from echo_hooks.graph.program import Kind
+from echo_hooks.network.sweeps import bus_over_algorithm
 
 COMMUNICATION = (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
 COMPUTE = (Kind.COMPUTE, Kind.COPY)
@@ -24,8 +25,8 @@ class CommunicationRow:
     ``bytes``: payload over all calls (convention of nccl-tests: the larger of the send and receive buffers).
     ``time_ms``: union of the intervals in which data moves. ``waiting_ms``: union of those in which the call waits for
     its last member. ``exposed_ms``: the part of ``time_ms`` in which no kernel or copy of the rank's own runs; the rest
-    of ``time_ms`` is hidden. ``busbw_bytes_per_s``: bytes over time with the bus factor of nccl-tests, None where it
-    has none or no time passes.
+    of ``time_ms`` is hidden. ``busbw_bytes_per_s``: bytes over time with the bus factor of nccl-tests, None where
+    nothing or no time is counted.
     """
 
     group: str
@@ -67,7 +68,6 @@ def communication_rows(
         ready = np.clip(np.nan_to_num(timeline.ready_us[records], nan=-np.inf), start, end)
         moving = union(ready, end)
         time_us, payload = length(moving), int(program.bytes[records].sum())
-        factor = bus_factor(operation, size)
         rows.append(
             CommunicationRow(
                 group=group_name,
@@ -78,19 +78,12 @@ def communication_rows(
                 time_ms=time_us / 1e3 / steps,
                 waiting_ms=length(union(start, ready)) / 1e3 / steps,
                 exposed_ms=max(0.0, time_us - overlap(moving, busy)) / 1e3 / steps,
-                busbw_bytes_per_s=payload * factor / (time_us * 1e-6) if factor and payload and time_us else None,
+                busbw_bytes_per_s=payload * bus_over_algorithm(operation, size) / (time_us * 1e-6)
+                if payload and time_us
+                else None,
             )
         )
     return sorted(rows, key=lambda row: (-row.time_ms, row.group, row.operation, row.size))
-
-
-def bus_factor(operation: str, size: int) -> float | None:
-    """Bus over algorithm bandwidth, as in doc/PERFORMANCE.md of nccl-tests; None for what it does not have."""
-    if operation == "all_reduce":
-        return 2 * (size - 1) / size
-    if operation in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
-        return (size - 1) / size
-    return 1.0 if operation in ("broadcast", "reduce", "send", "recv") else None
 
 
 def operation_name(timeline: Timeline, record: int, ops: list[OpSignature]) -> str:
@@ -126,10 +119,14 @@ def compute_by_class(timeline: Timeline, ops: list[OpSignature], steps: int) -> 
 
 
 def compute_by_module(timeline: Timeline, steps: int) -> list[ComputeRow]:
-    """Equal layers count as one: "layers.3.mlp" and "layers.7.mlp" are "layers.*.mlp"."""
     program = timeline.program
-    labels = [re.sub(r"\b\d+\b", "*", text) or "(no module)" for text in program.strings]
+    labels = [module_label(text) for text in program.strings]
     return _compute_rows(timeline, steps, lambda record: labels[program.module[record]])
+
+
+def module_label(path: str) -> str:
+    """Equal layers count as one: "layers.3.mlp" and "layers.7.mlp" are both "layers.*.mlp"."""
+    return re.sub(r"\b\d+\b", "*", path) or "(no module)"
 
 
 def _class_of(timeline: Timeline, record: int, ops: list[OpSignature]) -> str:

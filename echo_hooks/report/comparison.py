@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from rich.console import Console
 
@@ -17,7 +17,7 @@ from echo_hooks.report.text import line, row, show, table
 
 @dataclass(frozen=True)
 class Measured:
-    """What a measured run says of itself; ``parts``: ms by category, as far as it says; peaks are of the fullest rank."""
+    """What a measured run says of itself: ``parts`` in ms by category, as far as known; peaks of the fullest rank."""
 
     step_time_ms: float
     parts: dict[str, float] = field(default_factory=dict)
@@ -55,15 +55,17 @@ def read_measured(path: Path) -> Measured:
     if not _is_number(step) or step <= 0:
         raise UsageError(f"{path}: step_time_ms is {step!r}; {_FORM}")
     return Measured(
-        float(step), _measured_parts(path, value.get("breakdown")), *(_peak(value, f"peak_{k}_bytes") for k in _PEAKS)
+        step_time_ms=float(step),
+        parts=_measured_parts(path, value.get("breakdown")),
+        peak_allocated_bytes=_peak(value, "peak_allocated_bytes"),
+        peak_reserved_bytes=_peak(value, "peak_reserved_bytes"),
     )
 
 
 _FORM = "give a JSON object with step_time_ms, and breakdown as in report.json where it is known"
-_PEAKS = ("allocated", "reserved")
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -104,8 +106,8 @@ def compare(report: Report, measured: Measured) -> list[ComparisonRow]:
     """Row by row: the step, its categories where both say something or the simulation does, peak memory."""
     simulated = flat(report.breakdown) if report.breakdown else {}
     rows = [ComparisonRow("step time", "ms", report.step_time_ms, measured.step_time_ms)]
-    for name in [*simulated, *(name for name in measured.parts if name not in simulated)]:
-        rows.append(ComparisonRow(name, "ms", simulated.get(name), measured.parts.get(name)))
+    names = dict.fromkeys([*simulated, *measured.parts])
+    rows += [ComparisonRow(name, "ms", simulated.get(name), measured.parts.get(name)) for name in names]
     for name, size in (("allocated", measured.peak_allocated_bytes), ("reserved", measured.peak_reserved_bytes)):
         if size is not None and report.roles:
             highest = max(getattr(role, f"peak_{name}_bytes") for role in report.roles)

@@ -9,7 +9,7 @@ from echo_hooks.errors import UsageError
 from echo_hooks.graph.rundir import Run, atomic_write
 from echo_hooks.report.html import write_html
 from echo_hooks.report.perfetto import write_perfetto
-from echo_hooks.report.report import Report
+from echo_hooks.report.report import PAGE_FILE, PERFETTO_FILE, REPORT_FILE, TIMELINE_FILE, Report
 from echo_hooks.report.timeline_table import write_timeline
 
 
@@ -19,8 +19,8 @@ def write_files(directory: Path, run: Run, composition: Composition, report: Rep
     Returns the paths; report.json comes last, so that its presence means the rest is complete. Files of an earlier
     composition that has no place in this one are removed. UsageError when the directory cannot be written.
     """
-    table, trace = directory / "timeline.parquet", directory / "timeline.perfetto.json.gz"
-    page, numbers = directory / "report.html", directory / "report.json"
+    table, trace = directory / TIMELINE_FILE, directory / PERFETTO_FILE
+    page, numbers = directory / PAGE_FILE, directory / REPORT_FILE
     try:
         numbers.unlink(missing_ok=True)
         written = [page, numbers]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from plotly.offline import get_plotlyjs
 
 from echo_hooks.compose.result import Composition, Timeline
 from echo_hooks.graph.problems import rank_ranges
+from echo_hooks.graph.program import Kind
 from echo_hooks.graph.rundir import Run, atomic_write
 from echo_hooks.report.activity import (
     COMMUNICATION,
@@ -28,6 +28,7 @@ from echo_hooks.report.report import Report
 from echo_hooks.report.terminal import headline, select_roles
 
 MAX_CLASSES_DRAWN = 8
+MAX_ROLES_DRAWN = 24
 MAX_SLICES_A_CLASS = 1500
 MAX_ROWS = 15
 GIB = 1 << 30
@@ -59,7 +60,7 @@ def write_html(path: Path, run: Run, composition: Composition, report: Report) -
         figures=[_div(figure, f"figure-{i}") for i, figure in enumerate(figures)],
         plotly=get_plotlyjs(),
     )
-    atomic_write(path, page.encode())
+    atomic_write(path, page.encode("utf-8", "replace"))  # file names may hold lone surrogates
 
 
 def _div(figure: go.Figure, name: str) -> str:
@@ -88,7 +89,7 @@ def _figure(bars: list[go.Bar], title: str, axis: str, rows: int, **layout: Any)
 
 
 def _breakdown(report: Report) -> go.Figure:
-    roles = select_roles([role for role in report.roles if role.breakdown])
+    roles = select_roles([role for role in report.roles if role.breakdown], MAX_ROLES_DRAWN)
     labels = [f"{role.name} (rank {role.busiest_rank}{', critical' if role.critical else ''})" for role in roles]
     parts = [role.breakdown or {} for role in roles]
     groups = sorted({name for part in parts for name in part["exposed_communication"]})
@@ -131,7 +132,7 @@ def _rows_figure(rows: list[ComputeRow], title: str) -> go.Figure:
 
 
 def _memory(report: Report) -> go.Figure:
-    roles = select_roles(report.roles)
+    roles = select_roles(report.roles, MAX_ROLES_DRAWN)
     labels = [role.name for role in roles]
     holders = list(dict.fromkeys(name for role in roles for name in role.held_at_peak))
     series: list[tuple[str, list[int]]] = [(n, [role.held_at_peak.get(n, 0) for role in roles]) for n in holders]
@@ -151,51 +152,54 @@ def _memory(report: Report) -> go.Figure:
 
 
 def _timeline(run: Run, composition: Composition) -> go.Figure:
-    """The longest slices of the critical class and of others, a lane per stream."""
+    """The longest slices of the critical class and of others on one clock, a lane per stream."""
     timelines = composition.timelines
     others = [i for i in range(len(timelines)) if i != composition.critical]
-    chosen = sorted([composition.critical, *others[: MAX_CLASSES_DRAWN - 1]])
+    chosen = [timelines[i] for i in sorted([composition.critical, *others[: MAX_CLASSES_DRAWN - 1]])]
+    origin_us = min(timeline.offset_us for timeline in chosen)
     traced = _traced(run)
-    bars: dict[str, dict[str, list]] = {}
-    lanes: list[str] = []
+    slices: dict[str, list[tuple[str, float, float, str]]] = {}  # by series: lane, begin ms, length ms, text
+    lanes: dict[str, None] = {}
     dropped = 0
-    for i in chosen:
-        timeline = timelines[i]
-        ops = run.traces[traced[timeline.role]].ops
+    for timeline in chosen:
+        shift_us = timeline.offset_us - origin_us
         records, left = _longest(timeline)
         dropped += left
         for record in records.tolist():
             lane = f"rank {timeline.representative}, {_stream(timeline, record)}"
-            if lane not in lanes:
-                lanes.append(lane)
-            group = int(timeline.program.group[record])
-            series = run.groups[group].name if group >= 0 else _series(timeline, record)
-            bar = bars.setdefault(series, {"y": [], "base": [], "x": [], "text": []})
-            start, end = float(timeline.start_us[record]), float(timeline.end_us[record])
-            bar["y"].append(lane)
-            bar["base"].append(start / 1e3)
-            bar["x"].append((end - start) / 1e3)
-            bar["text"].append(f"{operation_name(timeline, record, ops)}, {duration_text((end - start) / 1e3)}")
-    colour = _series_colours(sorted(bars))
-    traces = [
-        go.Bar(
-            name=series,
-            y=bars[series]["y"],
-            x=bars[series]["x"],
-            base=bars[series]["base"],
-            hovertext=bars[series]["text"],
-            hoverinfo="text",
-            orientation="h",
-            marker={"color": colour(series), "line": {"width": 0}},
-        )
-        for series in sorted(bars)
-    ]
-    title = "Timeline, each rank on its own clock from its step's start"
+            lanes[lane] = None
+            start, ready, end = (
+                (float(times[record]) + shift_us) / 1e3
+                for times in (timeline.start_us, timeline.ready_us, timeline.end_us)
+            )
+            text = operation_name(timeline, record, run.traces[traced[timeline.role]].ops)
+            series = _series(run, timeline, record)
+            if start < ready <= end:  # False where there is no ready time
+                slices.setdefault("waiting", []).append((lane, start, ready - start, f"{text} waits"))
+                start = ready
+            slices.setdefault(series, []).append((lane, start, end - start, text))
+    names = sorted(slices)
+    bars = [_slice_bars(name, slices[name], _series_colour(name, names)) for name in names]
+    title = "Timeline"
     if dropped or len(chosen) < len(timelines):
         title += f" ({dropped} short slices and {len(timelines) - len(chosen)} classes of ranks left out: see Perfetto)"
-    figure = _figure(traces, title, "ms", len(lanes), barmode="overlay")
-    figure.update_yaxes(categoryorder="array", categoryarray=sorted(lanes, key=lanes.index))
+    figure = _figure(bars, title, "ms", len(lanes), barmode="overlay")
+    figure.update_yaxes(categoryorder="array", categoryarray=list(lanes))
     return figure
+
+
+def _slice_bars(name: str, slices: list[tuple[str, float, float, str]], colour: str) -> go.Bar:
+    lanes, begins, lengths, texts = zip(*slices)
+    return go.Bar(
+        name=name,
+        y=lanes,
+        x=lengths,
+        base=begins,
+        hovertext=[f"{text}, {duration_text(length)}" for text, length in zip(texts, lengths)],
+        hoverinfo="text",
+        orientation="h",
+        marker={"color": colour, "line": {"width": 0}},
+    )
 
 
 def _longest(timeline: Timeline) -> tuple[np.ndarray, int]:
@@ -212,13 +216,16 @@ def _stream(timeline: Timeline, record: int) -> str:
     return timeline.program.streams[stream] if stream >= 0 else "host"
 
 
-def _series(timeline: Timeline, record: int) -> str:
-    return "compute" if timeline.program.kind[record] in COMPUTE[:1] else "copy"
+def _series(run: Run, timeline: Timeline, record: int) -> str:
+    group = int(timeline.program.group[record])
+    if group >= 0:
+        return run.groups[group].name
+    return "copy" if timeline.program.kind[record] == Kind.COPY else "compute"
 
 
-def _series_colours(names: list[str]) -> Callable[[str], str]:
-    groups = [name for name in names if name not in _COLOURS]
-    return lambda name: _COLOURS.get(name) or _communication_colour(groups.index(name))
+def _series_colour(name: str, names: list[str]) -> str:
+    groups = [other for other in names if other not in _COLOURS]
+    return _COLOURS.get(name) or _communication_colour(groups.index(name))
 
 
 def _communication_colour(index: int) -> str:

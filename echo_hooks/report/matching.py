@@ -17,10 +17,9 @@ TOLERANCE_US = 0.01
 
 @dataclass(frozen=True)
 class Meeting:
-    """One communication seen by several timelines: ``members`` are (timeline index, record); the sender first."""
+    """One communication seen by several timelines: ``members`` are (timeline index, record)."""
 
     members: tuple[tuple[int, int], ...]
-    point_to_point: bool = False
 
 
 def find_meetings(timelines: list[Timeline], table: GroupTable) -> list[Meeting]:
@@ -52,7 +51,7 @@ def find_meetings(timelines: list[Timeline], table: GroupTable) -> list[Meeting]
     found = [Meeting(tuple(m)) for m in collectives.values() if len({i for i, _ in m}) == len(m) > 1]
     for key, sent in sends.items():
         if len(receives[key]) == len(sent):  # matched in order, as NCCL does on an ordered pair
-            found += [Meeting((a, b), point_to_point=True) for a, b in zip(sent, receives[key]) if a[0] != b[0]]
+            found += [Meeting((a, b)) for a, b in zip(sent, receives[key]) if a[0] != b[0]]
     return sorted(found, key=lambda meeting: meeting.members)
 
 

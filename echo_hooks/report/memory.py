@@ -11,6 +11,7 @@ from echo_hooks.graph.memory import HOLDERS
 from echo_hooks.graph.program import Phase
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import RankTrace
+from echo_hooks.report.activity import module_label
 from echo_hooks.report.quantities import bytes_text, ranks_text
 from echo_hooks.report.text import heading, line, row, show, table
 
@@ -66,7 +67,7 @@ def _sums(keys: np.ndarray, sizes: np.ndarray, name) -> dict[str, int]:
 
 def _module(trace: RankTrace, index: int) -> str:
     strings = trace.program.strings
-    return (strings[index] if 0 <= index < len(strings) else "") or "(no module)"
+    return module_label(strings[index] if 0 <= index < len(strings) else "")
 
 
 def print_memory(role: Role, trace: RankTrace, console: Console) -> None:

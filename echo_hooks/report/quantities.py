@@ -58,5 +58,5 @@ def decimals_for(step_ms: float | None) -> int:
 def _digits(value: float) -> str:
     magnitude = abs(value)
     if magnitude >= 100:
-        return f"{value:.0f}" if magnitude < 1000 else f"{value:.1f}"
+        return f"{value:.0f}"
     return f"{value:.1f}" if magnitude >= 10 else f"{value:.2f}"

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from echo_hooks.hardware.cluster import Cluster
 
 REPORT_FORMAT = 1
+# What a finished simulation leaves in its run directory beside the traces.
+TIMELINE_FILE, PERFETTO_FILE = "timeline.parquet", "timeline.perfetto.json.gz"
+PAGE_FILE, REPORT_FILE = "report.html", "report.json"
 KINDS_OF_TRUTH = ("measured", "profiled", "modelled", "assumed")
 
 
@@ -108,7 +111,7 @@ def build_report(run: Run, composition: Composition, cluster: Cluster, *, timing
     """Put the run and its composition into one report. ``timings``: seconds spent, by "trace", "compose", "report"."""
     step_us = composition.step_time_us if composition.timelines and math.isfinite(composition.step_time_us) else None
     work = utilisation(run, cluster.accelerator, step_us)
-    tokens = run.manifest.get("tokens_per_step")
+    tokens = _tokens_per_step(run)
     roles = [_role_report(run, role, composition, cluster) for role in run.roles]
     critical = composition.timelines[composition.critical] if composition.timelines else None
     problems = [*composition.problems, *(_out_of_memory(role) for role in roles if not role.fits)]
@@ -119,13 +122,13 @@ def build_report(run: Run, composition: Composition, cluster: Cluster, *, timing
         step_time_p90_ms=None,
         world_size=run.world_size,
         cluster=_cluster(cluster),
-        tokens_per_second=tokens / (step_us * 1e-6) if tokens and step_us else None,
+        tokens_per_second=tokens / (step_us * 1e-6) if tokens is not None and step_us else None,
         model_flops_per_step=work.flops_per_step or None,
         mfu=work.mfu,
         breakdown=_breakdown_ms(critical.breakdown) if critical else None,
         roles=roles,
         evidence={kind: float(composition.evidence.get(kind, 0.0)) for kind in KINDS_OF_TRUTH} if critical else {},
-        assumptions=_assumptions(run) + _notes(run, composition, work.notes, bool(tokens)),
+        assumptions=_assumptions(run) + _notes(run, composition, work.notes),
         problems=[asdict(problem) | {"ranks": list(problem.ranks)} for problem in problems],
         timings={
             "trace": sum(trace.trace_seconds for trace in run.traces.values()),
@@ -133,6 +136,12 @@ def build_report(run: Run, composition: Composition, cluster: Cluster, *, timing
             **timings,
         },
     )
+
+
+def _tokens_per_step(run: Run) -> int | None:
+    """Of the whole job, where the launcher could tell."""
+    tokens = run.manifest.get("tokens_per_step")
+    return tokens if isinstance(tokens, int) and tokens > 0 else None
 
 
 def _cluster(cluster: Cluster) -> dict[str, Any]:
@@ -221,18 +230,18 @@ def _assumptions(run: Run) -> list[dict[str, Any]]:
     return sorted(merged.values(), key=lambda a: (-a["count"], a["kind"], a["site"], a["value"]))
 
 
-def _notes(run: Run, composition: Composition, flops_notes: list[str], tokens_known: bool) -> list[dict[str, Any]]:
+def _notes(run: Run, composition: Composition, flops_notes: list[str]) -> list[dict[str, Any]]:
     """What the report has to say about its own numbers, one sentence each."""
     sentences: dict[str, list[int]] = {}
     assumed = sorted(rank for role in run.roles for rank in set(role.ranks) - set(role.proven) - {role.traced_rank})
     if assumed:
         sentences[f"not traced, but assumed to run their role's program: {ranks_text(assumed)}"] = []
+    if not any(role.memory.extra for role in run.roles):
+        sentences["needed memory leaves out context, communicators and library workspaces: no estimate was made"] = []
     if composition.timelines:
         sentences["no band is computed for the step time: jitter is not simulated yet"] = []
         for sentence in flops_notes:
             sentences[sentence] = []
-        if not tokens_known:
-            sentences["tokens per second are unknown: the run states no tokens_per_step"] = []
     declared = run.manifest.get("assumptions")
     for item in declared if isinstance(declared, list) else []:
         sentences[item if isinstance(item, str) else json.dumps(item, sort_keys=True)] = []

@@ -9,16 +9,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from echo_hooks.graph.problems import rank_ranges
+from echo_hooks.graph.problems import BROKEN_PLAN, rank_ranges
 from echo_hooks.report.quantities import bytes_text, decimal_text, decimals_for, duration_text, percent_text
-from echo_hooks.report.report import Report, RoleReport
+from echo_hooks.report.report import PAGE_FILE, PERFETTO_FILE, Report, RoleReport
 from echo_hooks.report.text import heading, line, row, show, table
 
 TOP_ASSUMPTIONS = 10
 TOP_COMMUNICATION = 15
 ROLES_A_TABLE = 3
-MAX_ROLES = 9
-PERFETTO_FILE = "timeline.perfetto.json.gz"
+MAX_ROLES = 6
+TOP_PROBLEMS = 10
 
 
 def print_report(report: Report, console: Console, *, directory: Path | None = None) -> None:
@@ -37,10 +37,12 @@ def print_report(report: Report, console: Console, *, directory: Path | None = N
 
 
 def _print_problems(report: Report, console: Console) -> None:
-    for problem in report.problems:
-        fatal = problem["kind"] not in ("warning", "unsafe")
+    for problem in report.problems[:TOP_PROBLEMS]:
+        fatal = problem["kind"] in BROKEN_PLAN
         where = f" [{problem['site']}]" if problem["site"] else ""
         line(console, f"{problem['kind'].upper()}: {problem['message']}{where}", "bold red" if fatal else "yellow")
+    if len(report.problems) > TOP_PROBLEMS:
+        line(console, f"{len(report.problems) - TOP_PROBLEMS} more problems in report.json")
     if report.problems:
         line(console)
 
@@ -93,7 +95,7 @@ def _ranks(report: Report) -> str:
     if proven:
         text += f"; traced and proven equal {rank_ranges(proven)}"
     if assumed:
-        text += f"; assumed equal {len(assumed)} ({rank_ranges(assumed)})"
+        text += f"; assumed equal {len(assumed)}"
     return text
 
 
@@ -151,18 +153,14 @@ def _breakdown_rows(cells: Table, parts: list[dict[str, Any]], step_ms: float | 
         row(cells, label, *numbers, style="bold" if label == "step" else "")
 
 
-def select_roles(roles: list[RoleReport]) -> list[RoleReport]:
-    """At most MAX_ROLES of them, in order: first, last, critical, those that do not fit, then evenly between."""
-    if len(roles) <= MAX_ROLES:
+def select_roles(roles: list[RoleReport], most: int = MAX_ROLES) -> list[RoleReport]:
+    """At most ``most`` of them, in order: first, last, critical, the fullest, then evenly between."""
+    if len(roles) <= most:
         return roles
-    wanted = [0, len(roles) - 1]
-    wanted += [i for i, role in enumerate(roles) if role.critical or not role.fits]
-    wanted += [round(i * (len(roles) - 1) / (MAX_ROLES - 1)) for i in range(MAX_ROLES)]
-    chosen: list[int] = []
-    for index in wanted:
-        if index not in chosen and len(chosen) < MAX_ROLES:
-            chosen.append(index)
-    return [roles[i] for i in sorted(chosen)]
+    wanted = [0, len(roles) - 1, *(i for i, role in enumerate(roles) if role.critical)]
+    wanted.append(max(range(len(roles)), key=lambda i: roles[i].needed_bytes))
+    wanted += [round(i * (len(roles) - 1) / (most - 1)) for i in range(most)]
+    return [roles[i] for i in sorted(list(dict.fromkeys(wanted))[:most])]
 
 
 def _print_communication(report: Report, console: Console) -> None:
@@ -186,7 +184,8 @@ def _print_communication(report: Report, console: Console) -> None:
     show(console, cells)
     if len(role.communication) > TOP_COMMUNICATION:
         line(console, f"{len(role.communication) - TOP_COMMUNICATION} more rows in report.json")
-    line(console, "ms: data moves; exposed: of that, not under compute; waiting: for the last member; busbw in GB/s")
+    line(console, "ms: data moves (rows may overlap); exposed: of that, not under compute; waiting: for the last")
+    line(console, "member; payload as nccl-tests counts it, over all calls; busbw in GB/s")
 
 
 # ---- memory ----
@@ -249,8 +248,8 @@ def _print_end(report: Report, console: Console, directory: Path | None) -> None
         line(console, f"run:   {directory}")
         if (directory / PERFETTO_FILE).exists():
             line(console, f"trace: {directory / PERFETTO_FILE}  (open it at https://ui.perfetto.dev)")
-        if (directory / "report.html").exists():
-            line(console, f"page:  {directory / 'report.html'}  (open it in a browser; it needs no network)")
+        if (directory / PAGE_FILE).exists():
+            line(console, f"page:  {directory / PAGE_FILE}  (open it in a browser; it needs no network)")
 
 
 def _gib(size: int) -> str:

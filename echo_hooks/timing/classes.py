@@ -28,10 +28,13 @@ def op_class(op: str) -> OpClass | None:
 
     Overloads, in-place and out= variants cost what the plain op costs.
     """
+    return _by_base(base_name(op))
+
+
+def base_name(op: str) -> str:
+    """ "aten.add_.Tensor" gives "add_"; a name of another namespace stays whole, so that it matches nothing."""
     parts = op.split(".")
-    if parts[0] in ("aten", "fsdp", "prims") and len(parts) > 1:
-        return _by_base(parts[1])
-    return _by_base(parts[0])
+    return parts[1] if parts[0] in ("aten", "fsdp", "prims") and len(parts) > 1 else op
 
 
 @cache
@@ -131,7 +134,7 @@ _OPS: dict[str, OpClass] = {
         OpClass("elementwise"),
         "abs acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh bitwise_and bitwise_left_shift"
         " bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip clone"
-        " conj_physical _conj_physical contiguous copy _copy copysign cos cosh deg2rad digamma div elu eq exp exp2"
+        " conj_physical _conj_physical contiguous copy copysign cos cosh deg2rad digamma div elu eq exp exp2"
         " expm1 float_power floor floor_divide fmax fmin fmod frac frexp gcd ge glu gt hardshrink hardsigmoid"
         " hardswish hardtanh heaviside hypot i0 igamma igammac isclose isfinite isinf isnan isneginf isposinf lcm"
         " ldexp le leaky_relu lerp lgamma log log10 log1p log2 logaddexp logaddexp2 logical_and logical_not"
@@ -160,16 +163,19 @@ _OPS: dict[str, OpClass] = {
         "native_layer_norm_backward _fused_rms_norm_backward native_group_norm_backward native_batch_norm_backward"
         " cudnn_batch_norm_backward _weight_norm_interface_backward",
     ),
-    **_family(OpClass("softmax", traffic=_as_float32), "_softmax _log_softmax softmax log_softmax _safe_softmax _masked_softmax"),
+    **_family(
+        OpClass("softmax", traffic=_as_float32),
+        "_softmax _log_softmax softmax log_softmax _safe_softmax _masked_softmax",
+    ),
     **_family(
         OpClass("softmax_backward"), "_softmax_backward_data _log_softmax_backward_data _masked_softmax_backward"
     ),
     **_family(
         OpClass("reduction"),
         "sum nansum mean prod max min amax amin aminmax argmax argmin any all count_nonzero norm"
-        " linalg_vector_norm linalg__powsum frobenius_norm std std_mean var var_mean median nanmedian mode equal logsumexp"
-        " histc mv addmv dot vdot avg_pool2d max_pool2d_with_indices adaptive_avg_pool2d _adaptive_avg_pool2d trace"
-        " avg_pool2d_backward max_pool2d_with_indices_backward _adaptive_avg_pool2d_backward",
+        " linalg_vector_norm linalg__powsum frobenius_norm std std_mean var var_mean median nanmedian mode equal"
+        " logsumexp histc mv addmv dot vdot avg_pool2d max_pool2d_with_indices adaptive_avg_pool2d _adaptive_avg_pool2d"
+        " trace avg_pool2d_backward max_pool2d_with_indices_backward _adaptive_avg_pool2d_backward",
     ),
     **_family(OpClass("reduction", kernels=2), "cumsum cumprod cummax cummin logcumsumexp"),
     # Loss of class indices. The backward fills its output with zeros, then scatters.
@@ -195,8 +201,7 @@ _OPS: dict[str, OpClass] = {
     # Many tensors into one or one into many.
     **_family(
         OpClass("concatenate"),
-        "cat _cat stack _chunk_cat chunk_cat split_with_sizes_copy split_copy unbind_copy all_gather_copy_in"
-        " block_diag",
+        "cat stack _chunk_cat chunk_cat split_with_sizes_copy split_copy unbind_copy all_gather_copy_in block_diag",
     ),
     **_family(
         OpClass("fill"),

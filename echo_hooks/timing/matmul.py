@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from echo_hooks.graph.ops import OpSignature
 from echo_hooks.hardware.accelerator import Accelerator
+from echo_hooks.timing.classes import base_name
 
 # Output tiles of one thread block that CUTLASS and cuBLAS use on Ampere and later (CUTLASS documentation, "Efficient
 # GEMM": 128x128, 256x128, 128x256, 64x64 threadblock tiles).
@@ -19,8 +21,6 @@ SPLITS = (1, 2, 4, 8)
 # 128 x 128 just gives.
 _FULL_RATE_HARMONIC = 128
 
-_DTYPE_OF = {"complex64": "float32", "complex128": "float64", "uint8": "int8"}
-
 
 @dataclass(frozen=True)
 class Gemm:
@@ -32,53 +32,47 @@ class Gemm:
     k: int
 
 
-def gemms(signature: OpSignature) -> list[Gemm]:
-    """The matrix products that an op of class "gemm" does.
+def gemms(signature: OpSignature) -> list[Gemm] | None:
+    """The matrix products that an op of class "gemm" does; None when the signature does not tell.
 
-    Read from the operands' shapes for the plain products; convolutions and what else carries FLOPs become the
-    implicit GEMM with as many (cuDNN's developer guide). Empty when there is no work.
+    Plain products are read from the operands' shapes. A convolution becomes the product with as many FLOPs (implicit
+    GEMM, cuDNN developer guide).
     """
-    base = signature.name.split(".")[1] if "." in signature.name else signature.name
-    operands = [t for t in signature.inputs if len(t.shape) >= 2]
-    if base in ("addmm", "baddbmm", "addbmm", "_addmm_activation") and len(signature.inputs) >= 3:
-        operands = list(signature.inputs[1:3])
-    if base in _PLAIN and len(operands) >= 2:
-        a, b = operands[0].shape, operands[1].shape
-        if base == "linear":  # the weight is [n, k]
-            b = (*b[:-2], b[-1], b[-2])
-        if len(a) == 2 and len(b) == 3:  # grouped: the rows of one matrix are shared out among the groups
-            groups = max(b[0], 1)
-            return _nonempty([Gemm(groups, -(-a[0] // groups), b[2], b[1])])
-        batch = 1
-        for size in a[:-2] if len(b) > 2 else ():
-            batch *= size
-        rows = a[-2]
-        for size in a[:-2] if len(b) == 2 else ():
-            rows *= size
-        return _nonempty([Gemm(batch, rows, b[-1], a[-1])])
-    if signature.flops and base.endswith("_backward"):  # two products of equal size
-        return [_implicit(signature, signature.flops // 2)] * 2
-    return [_implicit(signature, signature.flops)] if signature.flops else []
+    base = base_name(signature.name)
+    if base in _PLAIN.split():
+        return _plain(base, signature)
+    if signature.flops <= 0 or not signature.outputs:
+        return None
+    if base.endswith("_backward"):  # one product for the input's gradient, one for the weight's
+        return [_implicit(signature.outputs[0].shape, signature.flops // 2)] * 2
+    return [_implicit(signature.outputs[0].shape, signature.flops)]
 
 
-_PLAIN = (
-    "mm bmm addmm baddbmm addbmm linear matmul _scaled_mm _int_mm _grouped_mm _scaled_grouped_mm _addmm_activation"
-).split()
+_PLAIN = "mm bmm addmm baddbmm addbmm linear matmul _scaled_mm _int_mm _grouped_mm _scaled_grouped_mm _addmm_activation"
 
 
-def _nonempty(products: list[Gemm]) -> list[Gemm]:
-    return [g for g in products if g.batch and g.m and g.n and g.k]
+def _plain(base: str, signature: OpSignature) -> list[Gemm] | None:
+    has_addend = base in ("addmm", "baddbmm", "addbmm", "_addmm_activation")
+    operands = signature.inputs[1:3] if has_addend else signature.inputs[:2]
+    if len(operands) < 2 or min(len(t.shape) for t in operands) < 2:
+        return None
+    a, b = (t.shape for t in operands)
+    if base == "linear":  # the weight is [n, k]
+        b = (b[1], b[0])
+    if "grouped" in base and len(b) == 3:  # the rows of one matrix are shared out among the groups
+        product = Gemm(b[0], -(-a[0] // max(b[0], 1)), b[2], b[1])
+    elif len(b) == 2:
+        product = Gemm(1, prod(a[:-1]), b[1], b[0])
+    else:
+        product = Gemm(prod(max(a[:-2], b[:-2], key=prod)), a[-2], b[-1], b[-2])
+    return [product] if product.batch * product.m * product.n * product.k else []
 
 
-def _implicit(signature: OpSignature, flops: int) -> Gemm:
-    """A convolution as a product: n output channels, k from the FLOPs, m the output's other elements."""
-    shape = signature.outputs[0].shape if signature.outputs else ()
-    n = shape[1] if len(shape) >= 3 else shape[-1] if shape else 1
-    elements = 1
-    for size in shape:
-        elements *= size
-    m = max(elements // max(n, 1), 1)
-    return Gemm(1, m, max(n, 1), max(-(-flops // (2 * m * max(n, 1))), 1))
+def _implicit(output: tuple[int, ...], flops: int) -> Gemm:
+    """n output channels, m the output's other elements, k from the FLOPs."""
+    n = max(output[1] if len(output) > 1 else 1, 1)
+    m = max(prod(output) // n, 1)
+    return Gemm(1, m, n, -(-flops // (2 * m * n)))
 
 
 def peak_rate(signature: OpSignature, accelerator: Accelerator) -> tuple[float, bool]:
@@ -87,7 +81,7 @@ def peak_rate(signature: OpSignature, accelerator: Accelerator) -> tuple[float, 
     float32 runs on CUDA cores unless the signature's ``tf32`` is true; a device without TF32 ignores that.
     """
     dtype = signature.inputs[min(1, len(signature.inputs) - 1)].dtype if signature.inputs else "float32"
-    dtype = _DTYPE_OF.get(dtype, "float8" if dtype.startswith("float8") else dtype)
+    dtype = "float8" if dtype.startswith("float8") else "int8" if dtype == "uint8" else dtype
     peaks = accelerator.peak_flops
     if dtype == "float32" and signature.attr("tf32") and "tf32" in peaks:
         dtype = "tf32"

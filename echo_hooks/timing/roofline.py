@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 from echo_hooks.graph.ops import OpSignature, TensorMeta
 from echo_hooks.hardware.accelerator import Accelerator
-from echo_hooks.timing.classes import OpClass, elements, op_class
+from echo_hooks.timing.classes import OpClass, base_name, elements, op_class
 from echo_hooks.timing.matmul import gemm_compute_us, gemms, peak_rate
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """``known``: false where the op is in no class or the device lacks its dtype, so that the time is a guess."""
+    """``known``: false where the time is a guess: the op is in no class, its signature does not tell its work, or the
+    device lacks its dtype."""
 
     duration_us: float
     known: bool
@@ -57,7 +58,7 @@ def efficiency_class(opclass: OpClass, signature: OpSignature) -> str:
 
 
 def _rounds_to_16_bits(signature: OpSignature) -> bool:
-    if not signature.name.startswith(("aten._to_copy.", "aten.copy_.")):
+    if base_name(signature.name) not in ("_to_copy", "copy_"):
         return False
     target = (signature.outputs or signature.inputs)[0].dtype
     return signature.inputs[-1].dtype == "float32" and target in ("bfloat16", "float16")
@@ -73,44 +74,43 @@ def _memory_us(signature: OpSignature, opclass: OpClass, name: str, accelerator:
     else:
         traffic = signature.bytes_read + signature.bytes_written
     peak = (
-        accelerator.host_link_bandwidth_bytes_per_s
-        if name == "host_link"
-        else accelerator.memory_bandwidth_bytes_per_s
+        accelerator.host_link_bandwidth_bytes_per_s if name == "host_link" else accelerator.memory_bandwidth_bytes_per_s
     )
     return traffic / (peak / 1e6) / accelerator.efficiency[name]["bandwidth"]
 
 
 def _arithmetic_us(signature: OpSignature, name: str, accelerator: Accelerator) -> tuple[float, bool]:
-    """Time of the op's matrix products, and whether the device has a peak for their dtype."""
+    """Time of the op's matrix products; false when they are not known or the device has no peak for their dtype."""
+    if name not in ("gemm", "attention_forward", "attention_backward"):
+        return 0.0, True
+    peak, has_dtype = peak_rate(signature, accelerator)
+    rate = peak * accelerator.efficiency[name]["compute"]
     if name == "gemm":
-        peak, has_dtype = peak_rate(signature, accelerator)
-        rate = peak * accelerator.efficiency[name]["compute"]
-        return sum(gemm_compute_us(g, accelerator, rate) for g in gemms(signature)), has_dtype
-    if name in ("attention_forward", "attention_backward"):
-        peak, has_dtype = peak_rate(signature, accelerator)
-        return attention_us(signature, accelerator, peak) / accelerator.efficiency[name]["compute"], has_dtype
-    return 0.0, True
+        products = gemms(signature)
+        return sum(gemm_compute_us(g, accelerator, rate) for g in products or ()), has_dtype and products is not None
+    flops, scores = attention_work(signature)
+    exponentials_us = scores / accelerator.special_function_ops_per_s / accelerator.efficiency[name]["compute"] * 1e6
+    return flops / rate * 1e6 + exponentials_us, has_dtype and flops > 0
 
 
-def attention_us(signature: OpSignature, accelerator: Accelerator, flops_per_s: float) -> float:
-    """Time of fused attention at full rates: its products, then one exponential per score.
+def attention_work(signature: OpSignature) -> tuple[float, float]:
+    """(FLOPs, scores) that a fused attention computes: its products, and one exponential per score.
 
     The two hardly overlap within a thread block (FlashAttention-3, arXiv 2407.08608, section 3: on an H100 the
     special function units do 3.9 T exponentials per second, so that with head dimension 128 they take half as many
     cycles as the products). The signature's FLOPs count every score; with ``causal`` half of them are skipped.
+    (0, 0) when neither FLOPs nor shapes tell.
     """
-    query = next((t for t in signature.inputs[_first_of_qkv(signature) :] if len(t.shape) >= 3), None)
-    if query is None or not signature.flops:
-        return 0.0
-    products = 5 if signature.name.split(".")[1].endswith("_backward") else 2  # of [s, d] by [d, s] or [s, s] by [s, d]
+    backward = base_name(signature.name).endswith("_backward")
+    products = 5 if backward else 2  # of [s, d] by [d, s] or [s, s] by [s, d]
+    query, key = (*signature.inputs[backward : backward + 2], TensorMeta((), ""), TensorMeta((), ""))[:2]
+    flops = signature.flops
+    if not flops and len(query.shape) == len(key.shape) == 4:  # [batch, heads, sequence, head dimension]
+        flops = 2 * products * elements(query) * key.shape[2]
+    if not flops or len(query.shape) < 3:
+        return 0.0, 0.0
     computed = 0.5 if signature.attr("causal") else 1.0
-    scores = signature.flops / (2 * products * query.shape[-1])
-    seconds = signature.flops / flops_per_s + scores / accelerator.special_function_ops_per_s
-    return computed * seconds * 1e6
-
-
-def _first_of_qkv(signature: OpSignature) -> int:
-    return 1 if signature.name.split(".")[1].endswith("_backward") else 0
+    return computed * flops, computed * flops / (2 * products * query.shape[-1])
 
 
 def _kernels(signature: OpSignature, opclass: OpClass) -> int:
@@ -132,4 +132,3 @@ def multi_tensor_launches(signature: OpSignature) -> int:
     blocks = sum(-(-elements(t) // _ELEMENTS_PER_BLOCK) for t in first)
     per_launch = _TENSORS_PER_LAUNCH[min(lists, len(_TENSORS_PER_LAUNCH)) - 1]
     return max(-(-count // per_launch), -(-blocks // _BLOCKS_PER_LAUNCH), 1)
-

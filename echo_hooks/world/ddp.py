@@ -1,7 +1,7 @@
-"""DistributedDataParallel on pretended tensors: torch's own C++ reducer, around what it cannot do without data.
+"""DistributedDataParallel: torch's own C++ reducer (bucketing, rebuild, hooks, order), helped where it needs data.
 
-With real tensors everything here passes through to torch. The reducer itself (bucketing, rebuild, hooks, order) is
-torch's in both cases.
+`broadcast_coalesced` is replaced for all tensors, since the C++ one never reaches a Python process group; the rest
+passes through to torch when the tensors are real.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from echo_hooks import host_tensors
 from echo_hooks.world import calls
 
 if TYPE_CHECKING:
@@ -56,11 +57,11 @@ def verify_params(world: VirtualWorld, original: Any) -> Any:
         with world.recorder.own_time():
             count = world.values.empty(tensors[0], (1,), torch.int64)
             slots = [world.values.empty(tensors[0], (1,), torch.int64) for _ in range(process_group.size())]
-            world.values.set(count, torch.tensor([len(tensors)]))
+            world.values.set(count, host_tensors.tensor([len(tensors)]))
             calls.all_gather(world, process_group, [count], [slots], True).wait()
             world.recorder.sync(stream=world.recorder.stream)
             sizes = world.values.empty(tensors[0], (numbers,), torch.int64)
-            world.values.set(sizes, torch.tensor([n for t in tensors for n in (*t.shape, *t.stride())]))
+            world.values.set(sizes, host_tensors.tensor([n for t in tensors for n in (*t.shape, *t.stride())]))
             calls.broadcast(world, process_group, sizes, sizes, 0, True).wait()
             world.recorder.sync(stream=world.recorder.stream)
         return None
@@ -68,12 +69,10 @@ def verify_params(world: VirtualWorld, original: Any) -> Any:
     return verify
 
 
-def broadcast_coalesced(world: VirtualWorld, original: Any) -> Any:
+def broadcast_coalesced() -> Any:
     """torch/csrc/distributed/c10d/comm.cpp: one flattened broadcast per bucket, at most two in flight."""
 
     def broadcast(process_group, tensors, buffer_size=256 << 20, src=0):
-        if not any(world.values.pretended(t) for t in tensors):
-            return original(process_group, tensors, buffer_size, src)
         buckets, _ = dist._compute_bucket_assignment_by_size(list(tensors), [buffer_size])
         opts = dist.BroadcastOptions()
         opts.rootRank = src

@@ -104,9 +104,7 @@ class Functional:
         if outputs is None:
             outputs = [self._empty(t, (_rows(t) // group_size, *t.shape[1:])) for t in tensors]
         op = reduce_name(reduce_op)
-        return self._pending(
-            outputs, calls.reduce_scatter(self.world, _group(group_name), tensors, outputs, op, True)
-        )
+        return self._pending(outputs, calls.reduce_scatter(self.world, _group(group_name), tensors, outputs, op, True))
 
     def _all_to_all(self, tensor, output_splits, input_splits, group_name):
         ours = [int(n) for n in output_splits or ()]
@@ -175,7 +173,7 @@ class Functional:
 
 def _group(name: Any) -> RecordingGroup:
     """From a name, or from the group itself (torch 2.13 on passes either)."""
-    return c10d._resolve_process_group(name) if isinstance(name, str) else name
+    return c10d._resolve_process_group(name) if isinstance(name, str) else name  # type: ignore
 
 
 def _rows(t: torch.Tensor) -> int:

@@ -60,7 +60,7 @@ class RecordingGroup(dist.ProcessGroup):
 
     def __init__(self, world: VirtualWorld, entry: Group, backends: dict[str, str]):
         rank = entry.position(world.rank)
-        super().__init__(rank, entry.size)
+        super().__init__(rank, entry.size)  # type: ignore[call-arg]
         self.world = world
         self.entry = entry
         self.ranks = entry.ranks
@@ -86,10 +86,11 @@ class RecordingGroup(dist.ProcessGroup):
 
     def _check(self, tensors: Sequence[torch.Tensor]) -> None:
         """A tensor on a device that no backend of the group serves fails as in a real job."""
-        if self.world.check_devices and tensors and tensors[0].device.type not in self.backends:
-            kind = tensors[0].device.type
-            if kind != "meta":
-                raise RuntimeError(f"No backend type associated with device type {kind}")
+        kind = tensors[0].device.type if tensors else ""
+        if self.world.check_devices and kind and kind not in self.backends:
+            raise RuntimeError(f"No backend type associated with device type {kind}")
+        if tensors and tensors[0].layout != torch.strided:
+            raise NotImplementedError(f"collectives on {tensors[0].layout} tensors are not simulated")
 
     # ---- collectives ----
 
@@ -162,7 +163,7 @@ class RecordingGroup(dist.ProcessGroup):
     @_own_time
     def all_to_all_single(self, output, input, output_split_sizes=None, input_split_sizes=None, opts=None):
         self._check([output])
-        splits = [[int(n) for n in sizes or ()] for sizes in (input_split_sizes, output_split_sizes)]
+        splits = [[] if sizes is None else [int(n) for n in sizes] for sizes in (input_split_sizes, output_split_sizes)]
         return calls.all_to_all(self.world, self, [input], [output], splits[0], splits[1], _asynchronous(opts))
 
     alltoall_base = all_to_all_single
@@ -257,7 +258,9 @@ class RecordingGroup(dist.ProcessGroup):
 
     # ---- the rest ----
 
-    def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, **_):
+    def split_group(  # type: ignore[override]
+        self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, **_
+    ):
         """``ranks``: group ranks of this group. The siblings are not known here: ``dist.split_group`` names them."""
         return self.world.split_group(self, [list(ranks)], timeout=timeout, group_desc=group_desc)
 

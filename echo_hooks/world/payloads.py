@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from echo_hooks import host_tensors
 from echo_hooks.errors import UsageError
 
 PAYLOAD_MAX_BYTES = 4096
@@ -23,6 +24,8 @@ PAYLOAD_MAX_BYTES = 4096
 
 _FILE_MAX_BYTES = 64 << 20
 _FORMAT = 1
+
+Raw = bytes
 
 
 class _Absent:
@@ -44,7 +47,7 @@ class Payload:
     kind: str
     bytes: int
     dtype: str
-    data: bytes | None = None
+    data: Raw | None = None
     object: Any = ABSENT
 
 
@@ -125,9 +128,7 @@ def tensor_bytes(t: torch.Tensor) -> bytes:
 
 def bytes_tensor(data: bytes, dtype: torch.dtype) -> torch.Tensor:
     """The reverse of ``tensor_bytes``, as a flat tensor."""
-    if not data:
-        return torch.empty(0, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype)
+    return host_tensors.from_bytes(data, dtype)
 
 
 def _encode(payload: Payload) -> dict[str, Any]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-import sys
 import warnings
 from contextlib import contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
 
 from echo_hooks.errors import UsageError
 from echo_hooks.patching import Patch
 from echo_hooks.world import ddp
 from echo_hooks.world.group import RecordingGroup
+from echo_hooks.world.late import LatePatches
 from echo_hooks.world.objects import OBJECT_FUNCTIONS
 from echo_hooks.world.store import VirtualStore
 
@@ -27,53 +29,53 @@ BACKEND = "echo"
 
 def patches(world: VirtualWorld) -> list[Patch]:
     """All replacements, in order of installation."""
-    both = (dist, c10d)
     table = [
-        *_on(both, "init_process_group", lambda f: _init_process_group(world, f), "the world is virtual: no rendezvous"),
-        Patch(c10d, "_new_process_group_helper", lambda f: _new_process_group_helper(world, f), "groups are recorded"),
-        Patch(c10d, "_new_group_with_tag", lambda f: _new_group_with_tag(world, f), "groups that only members create"),
-        Patch(c10d, "_store_based_barrier", lambda f: _no_barrier, "no peer would ever arrive"),
-        *_on(both, "split_group", lambda f: _split_group(world), "C++ would split the inner fake group, or crash"),
-        *_on(both, "batch_isend_irecv", lambda f: _batch_isend_irecv(f), "one batch is one kernel on NCCL"),
-        *_on(both, "is_nccl_available", lambda f: lambda: True, "scripts ask before they choose it"),
-        *_on(both, "shrink_group", lambda f: _refuse("shrink_group"), "not simulated", since="2.9", missing_ok=True),
-        *_on(both, "TCPStore", lambda f: _store_class(world), "would wait for the other ranks", missing_ok=True),
-        *_on(both, "FileStore", lambda f: _store_class(world), "would wait for the other ranks", missing_ok=True),
+        *_all("init_process_group", lambda f: _init_process_group(world, f), "the world is virtual: no rendezvous"),
+        *_all("_new_process_group_helper", lambda f: _new_process_group_helper(world, f), "groups are recorded"),
+        *_all("_new_group_with_tag", lambda f: _new_group_with_tag(world, f), "groups that only members create"),
+        *_all("_store_based_barrier", lambda f: _no_barrier, "no peer would ever arrive"),
+        *_all("split_group", lambda f: _split_group(world), "C++ would split the inner fake group, or crash"),
+        *_all("batch_isend_irecv", _batch_isend_irecv, "one batch is one kernel on NCCL"),
+        *_all("TCPStore", lambda f: _store_class(world), "would wait for the other ranks"),
+        *_all("FileStore", lambda f: _store_class(world), "would wait for the other ranks"),
+        *_all("is_nccl_available", lambda f: lambda: True, "scripts ask before they choose it"),
+        *_all("default_pg_nccl_timeout", lambda t: t or c10d.default_pg_timeout, "None on the CPU wheel, which warns"),
+        Patch(torch.cuda.nccl, "version", _nccl_version, "asked for with every error; absent from the CPU wheel"),
+        *_all("Reducer", lambda c: ddp.reducer_class(world, c), "its timer needs CUDA events"),
+        *_all("Logger", lambda c: ddp.logger_class(world, c), "reads the timer"),
+        *_all("_verify_params_across_processes", lambda f: ddp.verify_params(world, f), "C++ reads data"),
+        *_all("_broadcast_coalesced", lambda f: ddp.broadcast_coalesced(), "C++ passes by the group"),
     ]
     for name in OBJECT_FUNCTIONS:
         why = "sizes of pickled objects would come out of uninitialised memory"
-        table += _on(both, name, lambda f, name=name: _object_function(world, f, name), why)
+        table += _all(name, lambda f, name=name: _object_function(world, f, name), why)
+    if hasattr(c10d, "shrink_group"):
+        table += _all("shrink_group", lambda f: _refuse("shrink_group"), "not simulated", since="2.10")
     if not hasattr(c10d, "ProcessGroupNCCL"):
         why = "absent from the CPU wheel, named by scripts for its Options"
-        table += [Patch(owner, "ProcessGroupNCCL", lambda f: _NcclStandIn, why, create=True) for owner in both]
-    table += [
-        Patch(dist, "Reducer", lambda f: ddp.reducer_class(world, f), "its timer needs CUDA events"),
-        Patch(dist, "Logger", lambda f: ddp.logger_class(world, f), "reads the timer"),
-        Patch(dist, "_verify_params_across_processes", lambda f: ddp.verify_params(world, f), "C++ reads data"),
-        Patch(dist, "_broadcast_coalesced", lambda f: ddp.broadcast_coalesced(world, f), "C++ reads data"),
-    ]
-    mesh = sys.modules.get("torch.distributed.device_mesh")
-    if mesh is not None and hasattr(mesh, "split_group"):
-        table.append(Patch(mesh, "split_group", lambda f: _split_group(world), "imported by name"))
-    return table + _pipelining(world)
+        table += [Patch(owner, "ProcessGroupNCCL", lambda f: _NcclStandIn, why, create=True) for owner in (dist, c10d)]
+    return table
 
 
-def _on(owners, name: str, make, why: str, since: str = "", missing_ok: bool = False) -> list[Patch]:
-    return [Patch(o, name, make, why, since) for o in owners if not missing_ok or hasattr(o, name)]
+def _all(name: str, make, why: str, since: str = "") -> list[Patch]:
+    """One patch for every module that holds the name; a name that torch has lost fails on installation."""
+    owners = [module for module in (c10d, dist, device_mesh) if hasattr(module, name)]
+    return [Patch(owner, name, make, why, since) for owner in owners or [c10d]]
 
 
-def _pipelining(world: VirtualWorld) -> list[Patch]:
-    try:
-        from torch.distributed.pipelining import stage as stages
-    except ImportError:
-        return []
-    cls, exchange = stages.PipelineStage, world.shape_exchange
-    if hasattr(cls, "_recv_meta"):
+def late_patches(world: VirtualWorld) -> list[LatePatches]:
+    """Replacements in modules that the script may never import."""
+    return [LatePatches("torch.distributed.pipelining.stage", lambda module: pipelining_patches(world, module))]
+
+
+def pipelining_patches(world: VirtualWorld, module: ModuleType) -> list[Patch]:
+    stage, exchange = module.PipelineStage, world.shape_exchange
+    if hasattr(stage, "_recv_meta"):
         return [
-            Patch(cls, "_recv_meta", exchange.recv_meta, "shapes from a stage that is not there", since="2.13"),
-            Patch(cls, "_send_meta", exchange.send_meta, "remembered for stages that follow", since="2.13"),
+            Patch(stage, "_recv_meta", exchange.recv_meta, "shapes from a stage that is not there", since="2.13"),
+            Patch(stage, "_send_meta", exchange.send_meta, "remembered for stages that follow", since="2.13"),
         ]
-    return [Patch(cls, "_shape_inference", exchange.shape_inference, "shapes from a stage that is not there")]
+    return [Patch(stage, "_shape_inference", exchange.shape_inference, "shapes from a stage that is not there")]
 
 
 # ---- creation of groups ----
@@ -187,7 +189,7 @@ def _split_group(world: VirtualWorld):
         """``split_ranks``: lists of group ranks of the parent."""
         if split_ranks is None or len(split_ranks) == 0:
             raise ValueError("split_ranks cannot be None or empty")
-        parent = parent_pg or c10d._get_default_group()
+        parent: Any = parent_pg or c10d._get_default_group()
         return world.split_group(parent, split_ranks, timeout=timeout, group_desc=group_desc, backend=backend)
 
     return split_group
@@ -213,6 +215,10 @@ def _batch_isend_irecv(original):
 def _object_function(world: VirtualWorld, original, name: str):
     replacement = getattr(world.objects, name)
     return functools.wraps(original)(lambda *args, **kwargs: replacement(*args, **kwargs))
+
+
+def _nccl_version(original):
+    return original if hasattr(torch._C, "_nccl_version") else lambda: (2, 28, 9)
 
 
 def _no_barrier(*args, **kwargs) -> None:

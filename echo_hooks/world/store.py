@@ -72,7 +72,7 @@ class VirtualStore(dist.Store):
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         present = self._find(key)
-        if present is None and not expected or present == _bytes(expected):
+        if (present is None and not expected) or present == _bytes(expected):
             self.set(key, desired)
             return _bytes(desired)
         return _bytes(expected) if present is None else present
@@ -123,5 +123,3 @@ class VirtualStore(dist.Store):
     @property
     def timeout(self) -> timedelta:
         return self._timeout
-
-

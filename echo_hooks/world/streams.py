@@ -1,9 +1,9 @@
 """Where a communication runs and what has to wait for it: the stream rules of NCCL and gloo, written out.
 
 NCCL since torch 2.8: a collective with ``async_op=False`` runs on the caller's current stream, an asynchronous one on
-the group's own stream, between two events (pytorch pull request 148590). Un-batched p2p has a communicator and a stream of
-its own per pair of ranks; batched p2p uses the group's (ProcessGroupNCCL.cpp, pointToPoint). gloo, and everything on
-CPU tensors, runs on the host.
+the group's own stream, between two events (pytorch pull request 148590). Un-batched p2p has a communicator and a
+stream of its own per pair of ranks; batched p2p uses the group's (ProcessGroupNCCL.cpp, pointToPoint). gloo, and
+everything on CPU tensors, runs on the host.
 """
 
 from __future__ import annotations
@@ -52,8 +52,12 @@ class Completion:
             recorder.sync(stream=stream)
 
     def poll(self, recorder: Recorder) -> None:
-        """``is_completed()`` answers True, so the host must have waited."""
-        self.wait(recorder) if self.host else recorder.sync(event=self.event, stream=self.stream)
+        """``is_completed()`` answers True, so the host must have waited (once: polling on changes nothing)."""
+        if self.host:
+            self.wait(recorder)
+        elif HOST_STREAM not in self._waited:
+            self._waited.add(HOST_STREAM)
+            recorder.sync(event=self.event, stream=self.stream)
 
 
 @dataclass

@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 
+from echo_hooks import host_tensors
+
 RECEIVED_STD = 0.02
 """Standard deviation of made-up received activations: the usual initialisation scale, so norms stay finite and no
 LayerNorm sees a constant (a constant input gives zero gradients)."""
@@ -16,7 +18,7 @@ class Values(Protocol):
     """How the world reads and writes tensor contents, whatever kind of tensors the run uses."""
 
     def known(self, t: torch.Tensor) -> torch.Tensor | None:
-        """A real CPU tensor with the value (not to be written to), or None: nobody knows it."""
+        """A real tensor with the value (not to be written to), or None: nobody knows it."""
         ...
 
     def set(self, t: torch.Tensor, value: torch.Tensor | None) -> None:
@@ -47,17 +49,13 @@ class RealValues:
         return False
 
     def empty(self, like: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
+        return host_tensors.empty(shape, dtype or like.dtype, str(like.device))
 
 
 def storage_key(t: torch.Tensor) -> object:
     """What a tensor and its views have in common: ``echo_storage`` of pretended tensors, else the storage's address."""
     storage = getattr(t, "echo_storage", None)
     return storage if storage is not None else t.untyped_storage()._cdata
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def is_control(dtype: torch.dtype) -> bool:
@@ -74,12 +72,15 @@ def reduce_values(op: str, own: torch.Tensor, size: int, peers: Mapping[int, tor
     """The result of reducing ``own`` with the known values of ``peers`` over a group of ``size`` members.
 
     Members whose value is unknown are taken to hold what this rank holds (uniform ranks): a sum of equal values
-    multiplies by their number, a product raises to that power, averages, extremes and bitwise and/or keep.
+    multiplies by their number, a product raises to that power, averages, extremes and bitwise and/or keep. A
+    pre-multiplied sum is taken for an average, which is what FSDP2's gradient divide factor makes of it.
     """
     same = size - len(peers)
+    if op == "premul_sum":
+        op = "avg"
     if own.dtype == torch.bool and op in ("sum", "product"):
         op = {"sum": "max", "product": "min"}[op]
-    if op in ("sum", "avg", "premul_sum"):
+    if op in ("sum", "avg"):
         total = own * same
         for value in peers.values():
             total = total + value
@@ -121,6 +122,3 @@ def reduce_name(op: object) -> str:
         if op == getattr(torch.distributed.ReduceOp, name):
             return name.lower()
     raise NotImplementedError(f"reduce op {op!r} is not one the virtual world knows")
-
-
-__all__ = ["RealValues", "Values", "policy_value", "reduce_name", "reduce_values", "storage_key"]

@@ -48,6 +48,7 @@ class Rank:
         self.batch = -1
         self.batches = 0
         self.seq: dict[int, int] = {}
+        self.prologue = 0
 
     def stream(self, name: str) -> int:
         if name not in self.streams:
@@ -125,7 +126,13 @@ class Rank:
         return self.record(stream)
 
     def trace(self, rank: int, steps: int = 1) -> RankTrace:
-        return RankTrace(rank, self.builder.program(), self.ops.signatures, self.groups, {}, steps=steps)
+        """What came before the ``steps()`` call is the prologue."""
+        program = self.builder.program()
+        before, after = program.slice(0, self.prologue), program.slice(self.prologue, len(program))
+        return RankTrace(rank, after, before, self.ops.signatures, self.groups, {}, steps=steps)
+
+    def steps(self):
+        self.prologue = len(self.builder)
 
 
 class Plan:

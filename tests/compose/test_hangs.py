@@ -318,3 +318,35 @@ def test_hang_in_a_large_folded_world_names_few_ranks():
     result = plan.compose()
     (problem,) = result.problems
     assert problem.kind == "hang" and len(problem.ranks) <= 4
+
+
+# ---- before the first step ----
+
+
+def test_what_comes_before_the_steps_must_fit_too():
+    def plan(skip: bool) -> Plan:
+        plan = Plan(2)
+        for r in (0, 1):
+            rank = plan.rank(r)
+            rank.run(float("nan"))  # set-up is not timed
+            if not (skip and r == 1):
+                rank.collective(8, name="broadcast", root=0, site="setup.py:3")
+            rank.steps()
+            rank.run(5)
+            rank.sync()
+        return plan
+
+    problem = broken(plan(True))
+    assert "rank 1 never makes call #0" in problem.message and problem.site == "setup.py:3"
+    clean(plan(False))
+    assert plan(False).compose().step_time_us == 5
+
+
+def test_plan_without_steps_is_checked_and_not_timed():
+    plan = Plan(2)
+    for r in (0, 1):
+        rank = plan.rank(r)
+        rank.collective(8)
+        rank.steps()
+    result = plan.compose()
+    assert result.problems == [] and result.timelines == [] and result.step_time_us != result.step_time_us

@@ -75,10 +75,11 @@ def trace(rank: int) -> RankTrace:
     memory.append(1, 1, 20 * MIB, 0, HOLDERS.index("activations"), mlp, Phase.FORWARD)
     memory.append(3, 2, 10 * MIB, 0, HOLDERS.index("gradients"), mlp, Phase.BACKWARD)
     memory.append(4, 1, -20 * MIB, 0, HOLDERS.index("activations"), mlp, Phase.BACKWARD)
+    program = builder.program()
     return RankTrace(
         rank=rank,
-        program=builder.program(),
-        prologue=ProgramBuilder().program(),
+        program=program,
+        prologue=program.slice(0, 0),
         ops=ops.signatures,
         groups=groups(),
         memory_events=memory.columns(),

@@ -1,0 +1,134 @@
+"""Which calls load which links: group by group and pair by pair, for the partition and for the engine's shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from echo_hooks.compose.costs import Costs, uneven
+from echo_hooks.compose.programs import Call
+from echo_hooks.compose.world import World, calls_of_port
+from echo_hooks.graph.program import Kind
+
+
+@dataclass
+class Links:
+    """``capacity``: bytes per us by resource. Equally long arrays, one entry per (owner, call, resource): ``owner`` is
+    a group (its place in ``groups``) or, behind those, one of ``senders`` (rank, port); ``call``: number in
+    ``call_numbers``; ``demand``: bytes per us that the call moves over ``resource`` at its pace alone.
+    """
+
+    capacity: np.ndarray
+    groups: list[int]
+    senders: np.ndarray
+    owner: np.ndarray
+    call: np.ndarray
+    resource: np.ndarray
+    demand: np.ndarray
+    call_numbers: dict[tuple, int]
+
+    def number(self, call: Call) -> int:
+        """The call's number; -1 for one that loads no link."""
+        return self.call_numbers.get(_key(call), -1)
+
+
+def find_links(world: World, costs: Costs) -> Links | None:
+    """All loads of a world's calls; None when the network names no resources. Uneven all-to-alls load nothing."""
+    if not costs.capacity:
+        return None
+    numbers: dict[tuple, int] = {}
+    entries: list[tuple[int, int, int, float]] = []
+
+    def add(owner: int, call: Call, cost: Any) -> None:
+        moving = cost.duration_us - cost.latency_us
+        if cost.loads and moving > 0.0:
+            number = numbers.setdefault(_key(call), len(numbers))
+            entries.extend((owner, number, resource, bytes / moving) for resource, bytes in cost.loads if bytes > 0)
+
+    groups = sorted(world.members)
+    of_port: dict[int, list[Call]] = {}
+    for i, g in enumerate(groups):
+        calls: dict[tuple, Call] = {}
+        for port in np.unique(world.member_port[g]).tolist():
+            if port not in of_port:
+                of_port[port] = list(dict.fromkeys(c for c in calls_of_port(world, port) if not uneven(c)))
+            calls |= {_key(call): call for call in of_port[port]}
+        for call in calls.values():
+            add(i, call, costs.collective_at(call, world.members[g]))
+    senders: list[tuple[int, int]] = []
+    for role, program in enumerate(world.programs):
+        for j, port in enumerate(program.ports):
+            if port.kind != Kind.SEND:
+                continue
+            calls = {_key(call): call for call in program.calls if call.port == j}
+            size = world.groups[port.group].size
+            for rank, peer in zip(program.role.ranks, world.port_peer[role][:, j].tolist()):
+                for call in calls.values():
+                    add(len(groups) + len(senders), call, costs.point_to_point_at(call, rank, peer, size))
+                senders.append((rank, j))
+    columns = list(zip(*entries)) if entries else [(), (), (), ()]
+    return Links(
+        capacity=np.asarray(costs.capacity, np.float64),
+        groups=groups,
+        senders=np.asarray(senders, np.int64).reshape(-1, 2),
+        owner=np.asarray(columns[0], np.int64),
+        call=np.asarray(columns[1], np.int64),
+        resource=np.asarray(columns[2], np.int64),
+        demand=np.asarray(columns[3], np.float64),
+        call_numbers=numbers,
+    )
+
+
+def _key(call: Call) -> tuple:
+    kind = "collective" if call.kind == Kind.COLLECTIVE else "send"
+    return (kind, call.name if kind == "collective" else "", call.total_bytes, call.dtype, call.root, call.count)
+
+
+class LinkColours:
+    """Refinement over resources: those of one colour are loaded alike by calls of like colours.
+
+    Multisets are compared by sums of mixed 64-bit numbers; two different ones agree by chance once in 2**64.
+    """
+
+    def __init__(self, links: Links):
+        self._links = links
+        self._by_owner = np.argsort(links.owner, kind="stable")
+        self._by_resource = np.argsort(links.resource, kind="stable")
+        self._weight = _mixed(links.demand.view(np.uint64) ^ _mixed(links.call.astype(np.uint64)))
+        self.of_resource = np.unique(links.capacity, return_inverse=True)[1].reshape(-1)
+
+    def of_owners(self) -> np.ndarray:
+        """Number per owner: equal where the loads are, up to resources of one colour."""
+        links = self._links
+        value = _mixed(self._weight ^ _mixed(self.of_resource[links.resource].astype(np.uint64)))
+        sums = np.zeros(len(links.groups) + len(links.senders), np.uint64)
+        _add_sorted(sums, links.owner, self._by_owner, value)
+        return np.unique(sums, return_inverse=True)[1].reshape(-1)
+
+    def refine(self, owner_colour: np.ndarray) -> int:
+        """Colour the resources anew by the colours of the owners that load them; the number of colours."""
+        links = self._links
+        value = _mixed(self._weight ^ _mixed(owner_colour[links.owner].astype(np.uint64)))
+        sums = np.zeros(len(links.capacity), np.uint64)
+        _add_sorted(sums, links.resource, self._by_resource, value)
+        pair = np.stack([self.of_resource.astype(np.uint64), sums], axis=1)
+        self.of_resource = np.unique(pair, axis=0, return_inverse=True)[1].reshape(-1)
+        return int(self.of_resource.max(initial=-1)) + 1
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """splitmix64's finaliser (Steele, Lea, Flood, 2014)."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _add_sorted(sums: np.ndarray, index: np.ndarray, order: np.ndarray, value: np.ndarray) -> None:
+    if not len(order):
+        return
+    sorted_index = index[order]
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(sorted_index)) + 1])
+    sums[sorted_index[starts]] = np.add.reduceat(value[order], starts)

@@ -1,0 +1,56 @@
+"""Host times made steady: equal moments of a step, on all traced ranks, get their common median."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from echo_hooks.graph.rundir import RankTrace
+
+MIN_OCCURRENCES = 4
+"""Moments seen less often keep their own measurement: a median of three still follows one disturbance."""
+
+_NUMBER = re.compile(r"\d+")
+
+
+def settle_host_times(traces: list[RankTrace]) -> None:
+    """Replace ``host_us`` in place by the median over records that stand for the same moment.
+
+    Two records are the same moment when they and their predecessors are the same operation in the same phase and in
+    modules whose paths differ in numbers only (layer 3 and layer 7). A single measurement on a busy machine carries
+    what the machine did besides; many ranks and micro-batches pass through the same code, and the median of them is
+    what the code costs. It also gives ranks that do the same the same host time.
+    """
+    codes: dict[Any, int] = {}
+    keys = [_moments(trace, codes) for trace in traces]
+    if not keys or not sum(map(len, keys)):
+        return
+    moment, inverse = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    host = np.concatenate([trace.program.host_us for trace in traces])
+    order = np.lexsort((host, inverse))
+    count = np.bincount(inverse, minlength=len(moment))
+    first = np.cumsum(count) - count
+    low, high = host[order[first + (count - 1) // 2]], host[order[first + count // 2]]
+    settled = np.where(count[inverse] >= MIN_OCCURRENCES, ((low + high) / 2)[inverse], host)
+    start = 0
+    for trace in traces:
+        stop = start + len(trace.program)
+        trace.program.columns["host_us"] = settled[start:stop]
+        start = stop
+
+
+def _moments(trace: RankTrace, codes: dict[Any, int]) -> np.ndarray:
+    """[records, 4]: own operation, the one before (-1 for none), phase, module."""
+    program = trace.program
+
+    def code(thing: Any) -> int:
+        return codes.setdefault(thing, len(codes))
+
+    of_op = np.array([code(op) for op in trace.ops] + [code(None)], np.int64)  # the last serves op == -1
+    of_module = np.array([code(_NUMBER.sub("#", text)) for text in program.strings], np.int64)
+    operation = of_op[program.op] * 16 + program.kind
+    before = np.concatenate([[-1], operation[:-1]]) if len(operation) else operation
+    return np.stack([operation, before, program.phase, of_module[program.module]], axis=1).astype(np.int64)

@@ -1,0 +1,272 @@
+"""The command line of echo-launch: torchrun's options, Echo's own, and after the script whatever the script likes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.machinery
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from echo_hooks.errors import UsageError
+from echo_launch.world import MAX_DIGITS, World, resolve_world
+
+_TORCHRUN = "torchrun options"
+_OWN = "simulation options (with --simulate)"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A checked command line. ``trace_ranks``: None for Echo's choice. ``jobs``: ranks traced at once."""
+
+    world: World
+    script: str
+    args: tuple[str, ...]
+    module: bool
+    out: Path | None
+    trace_ranks: tuple[int, ...] | None
+    jobs: int
+    warmup_steps: int
+    steps: int
+    seed: int
+    json: bool
+    quiet: bool
+    notes: tuple[str, ...] = field(default=())
+
+
+def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Launch | list[str]:
+    """A launch to simulate, or, without --simulate, the very arguments for torchrun.
+
+    Raises UsageError: one sentence that says what is wrong and what would be right.
+    """
+    parser = _parser()
+    own, script, script_args = split_at_script(parser, argv)
+    options = parser.parse_args(own)
+    if not options.simulate:
+        given = [action.option_strings[0] for action in _own_actions(parser) if _given(options, action)]
+        if given:
+            raise UsageError(f"{given[0]} is an option of simulation: add --simulate, or leave it out")
+        if script is None:
+            raise UsageError("no script given: echo-launch [options] train.py [arguments of the script]")
+        return list(argv)
+    _refuse_unbuilt(options)
+    if options.no_python:
+        raise UsageError("--no-python: only Python scripts can be simulated, as Echo watches them from inside")
+    if script is None:
+        raise UsageError("no script given: echo-launch --simulate [options] train.py [arguments of the script]")
+    _check_script(script, options.module)
+    world = resolve_world(
+        world_size=_whole("--world-size", options.world_size, 1),
+        nnodes=options.nnodes,
+        nproc_per_node=options.nproc_per_node,
+        cluster=options.cluster,
+        environment=environment,
+    )
+    jobs = _whole("--jobs", options.jobs, 1)
+    return Launch(
+        world=world,
+        script=script,
+        args=tuple(script_args),
+        module=options.module,
+        out=Path(options.out) if options.out is not None else None,
+        trace_ranks=parse_ranks(options.trace_ranks, world.world_size),
+        # Host times are measured while the rank runs, so each rank wants a core of its own.
+        jobs=jobs if jobs is not None else min(2, os.cpu_count() or 1),
+        warmup_steps=_whole("--warmup-steps", options.warmup_steps, 0) or 0,
+        steps=_whole("--steps", options.steps, 1) or 1,
+        seed=_whole("--seed", options.seed, 0) or 0,
+        json=options.json,
+        quiet=options.quiet,
+    )
+
+
+def split_at_script(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
+    """(launcher's arguments, script, script's arguments): the script is the first word that belongs to no option.
+
+    argparse alone would look for its own options behind the script too, and for abbreviations of them.
+    """
+    known = parser._option_string_actions
+    i = 0
+    while i < len(argv):
+        word = argv[i]
+        if word == "--":
+            return list(argv[:i]), *_head(argv[i + 1 :])
+        if not word.startswith("-") or word == "-":
+            return list(argv[:i]), *_head(argv[i:])
+        action = known.get(word)
+        takes_value = action is not None and action.nargs != 0  # "--name=value" and "-r3" carry theirs with them
+        i += 2 if takes_value else 1
+    return list(argv), None, []
+
+
+def _head(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    return (words[0], list(words[1:])) if words else (None, [])
+
+
+def parse_ranks(text: str, world_size: int) -> tuple[int, ...] | None:
+    """ "auto" gives None, "all" every rank; else ranks and ranges: "0,5,95", "0-7", "0-88:8"."""
+    if text == "auto":
+        return None
+    if text == "all":
+        return tuple(range(world_size))
+    ranks: set[int] = set()
+    for part in text.split(","):
+        span, _, stride = part.strip().partition(":")
+        first, dash, last = span.partition("-")
+        numbers = [first, *([last] if dash else []), *([stride] if ":" in part else [])]
+        if not all(n.isascii() and n.isdigit() and len(n) <= MAX_DIGITS for n in numbers) or (
+            ":" in part and (not dash or int(stride) < 1)
+        ):
+            raise UsageError(f"--trace-ranks {text}: {part!r} is no rank; give auto, all or a list: 0,5,8-15,0-88:8")
+        low, high = int(first), int(last) if dash else int(first)
+        if low > high or high >= world_size:
+            raise UsageError(f"--trace-ranks {text}: {part!r} is outside the ranks 0 to {world_size - 1}")
+        ranks.update(range(low, high + 1, int(stride) if stride else 1))
+    return tuple(sorted(ranks))
+
+
+# ---- the parser ----
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (echo-launch --help lists the options)")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="echo-launch",
+        usage="echo-launch [options] script.py [arguments of the script]",
+        description="Launch a distributed script as torchrun does, or with --simulate find out on one machine how long "
+        "one training step takes on a cluster, whether it fits, and whether it runs at all.",
+        epilog="Everything after the script belongs to the script. Exit status: 0 simulated; 1 the script failed; "
+        "2 bad arguments or files; 3 the plan does not work (hang, mismatch, out of memory).",
+        allow_abbrev=False,
+    )
+    own = parser.add_argument_group(_OWN)
+    parser.add_argument("--simulate", action="store_true", help="simulate the job instead of running it")
+    _add(own, "--world-size", help="number of ranks; left out: --nnodes times --nproc-per-node, or the cluster's size")
+    _add(own, "--cluster", help="PRESET:NODESxGPUS, for example h800:12x8, or a TOML file")
+    _add(own, "--out", help="run directory (default: echo-runs/SCRIPT-NNN)")
+    _add(own, "--trace-ranks", default="auto", help="auto, all, or a list such as 0,5,8-15 (default: auto)")
+    _add(own, "--jobs", help="ranks traced at once (default: 2, or 1 on one core)")
+    _add(own, "--executor", default="local", choices=("local", "ray"), help="where ranks are traced")
+    _add(own, "--timing", default="auto", choices=("auto", "execute", "profile", "model"), help="how ops get durations")
+    _add(own, "--calibration", help="constants of the network, from echo-sim calibrate")
+    _add(own, "--overlap", default="none", help="a trained slowdown model, or none")
+    _add(own, "--warmup-steps", default="1", help="optimizer steps before the measured ones (default: 1)")
+    _add(own, "--steps", default="1", help="measured optimizer steps (default: 1)")
+    _add(own, "--seed", default="0", help="of every random generator (default: 0)")
+    _add(own, "--jitter", help="variation of durations")
+    _add(own, "--slow-node", help="a node slower than the others")
+    _add(own, "--moe-skew", help="uneven load of experts")
+    _add(own, "--hostfile", help="hosts and slots, as DeepSpeed writes them")
+    _add(own, "--json", action="store_true", help="print report.json; the script's own output goes to stderr")
+    _add(own, "--quiet", action="store_true", help="no progress, and the script's output only into logs")
+    torchrun = parser.add_argument_group(
+        _TORCHRUN, "taken as torchrun takes them; in a simulation only --nnodes, --nproc-per-node and -m matter"
+    )
+    _add(torchrun, "--nnodes", help="number of nodes")
+    _add(torchrun, "--nproc-per-node", help="ranks a node: a number, or gpu or auto for all accelerators of a node")
+    _add(torchrun, "-m", "--module", action="store_true", help="the script is a module, as for python -m")
+    _add(torchrun, "--no-python", action="store_true", help="the script is a program of its own")
+    for name in ("--run-path", "--standalone", "--virtual-local-rank"):
+        _add(torchrun, name, action="store_true", help=argparse.SUPPRESS)
+    for names in (
+        ("-r", "--redirects"),
+        ("-t", "--tee"),
+        *((name,) for name in _TORCHRUN_VALUES),
+    ):
+        _add(torchrun, *names, help=argparse.SUPPRESS)
+    return parser
+
+
+_TORCHRUN_VALUES = (
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--rdzv-id",
+    "--rdzv-conf",
+    "--max-restarts",
+    "--monitor-interval",
+    "--start-method",
+    "--event-log-handler",
+    "--role",
+    "--log-dir",
+    "--local-ranks-filter",
+    "--duplicate-stdout-filters",
+    "--duplicate-stderr-filters",
+    "--node-rank",
+    "--master-addr",
+    "--master-port",
+    "--local-addr",
+    "--logs-specs",
+    "--numa-binding",
+    "--signals-to-handle",
+    "--shutdown-timeout",
+)
+
+
+def _add(group, *names: str, **settings) -> None:
+    """One option under both of torchrun's spellings, with - and with _."""
+    spellings = dict.fromkeys(names)
+    spellings.update(dict.fromkeys("--" + name[2:].replace("-", "_") for name in names if name.startswith("--")))
+    group.add_argument(*spellings, **settings)
+
+
+def _own_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return next(group for group in parser._action_groups if group.title == _OWN)._group_actions
+
+
+def _given(options: argparse.Namespace, action: argparse.Action) -> bool:
+    return getattr(options, action.dest) != action.default
+
+
+# ---- checks ----
+
+_UNBUILT = {"calibration": "", "jitter": "", "slow_node": "", "moe_skew": "", "hostfile": ""}
+
+
+def _refuse_unbuilt(options: argparse.Namespace) -> None:
+    """What the design promises and the code cannot do yet is refused, never ignored."""
+    for name in _UNBUILT:
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is not built yet: leave it out")
+    if options.timing in ("execute", "profile"):
+        raise UsageError(f"--timing {options.timing} is not built yet: use --timing model")
+    if options.overlap != "none":
+        raise UsageError(f"--overlap {options.overlap} is not built yet: use --overlap none")
+    if options.executor != "local":
+        raise UsageError(f"--executor {options.executor} is not built yet: use --executor local")
+
+
+def _whole(name: str, text: str | None, least: int) -> int | None:
+    if text is None:
+        return None
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS) or int(text) < least:
+        raise UsageError(f"{name} {text}: a whole number from {least} is needed")
+    return int(text)
+
+
+def _check_script(script: str, module: bool) -> None:
+    if module:
+        top = script.partition(".")[0]
+        path = [os.getcwd(), *sys.path]
+        if not top or importlib.machinery.PathFinder.find_spec(top, path) is None:
+            raise UsageError(f"-m {script}: no module {top!r} in the current directory or among the installed packages")
+        return
+    path_ = Path(script)
+    if path_.is_dir():
+        raise UsageError(f"{script} is a directory: name the Python file in it that is to run")
+    if not path_.exists():
+        raise UsageError(f"{script}: no such file (options go before the script; a module needs -m)")
+    if not path_.is_file():
+        raise UsageError(f"{script} is no regular file")
+    try:
+        with path_.open("rb"):
+            pass
+    except OSError as error:
+        raise UsageError(f"{script} cannot be read: {error.strerror}") from None

@@ -1,0 +1,231 @@
+"""echo-launch: run a script as torchrun does, or simulate the whole job on this machine.
+
+Exit status: 0 simulated; 1 the script failed; 2 bad arguments or files; 3 the plan does not work.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+import echo_hooks
+from echo_hooks.compose.roles import RankFacts, roles_from_facts
+from echo_hooks.errors import EchoError, NothingSimulated, PlanError, ScriptError
+from echo_hooks.graph.problems import BROKEN_PLAN, rank_ranges
+from echo_hooks.graph.rundir import Run, read_run, write_groups, write_manifest, write_roles
+from echo_launch.arguments import Launch, parse
+from echo_launch.directory import RunDirectory
+from echo_launch.pool import TRACER, LocalPool
+from echo_launch.progress import TracingProgress
+from echo_launch.schedule import Schedule
+from echo_launch.tracing import Traced, trace_ranks
+
+
+def main(
+    argv: Sequence[str] | None = None, *, tracer: str = TRACER, finish: Callable[[Run, Launch], Outcome] | None = None
+) -> int:
+    """The command line. ``tracer`` (a module with Job and Tracer) and ``finish`` are for tests."""
+    try:
+        with _signals_as_exceptions():
+            launch = parse(sys.argv[1:] if argv is None else argv)
+            if not isinstance(launch, Launch):
+                return _torchrun(launch)
+            return _simulate(launch, tracer, finish or compose_and_report)
+    except EchoError as error:
+        return _explain(error)
+    except OSError as error:  # the run directory's disk is full, or it was taken away
+        if error.strerror is None:
+            raise
+        _say(f"{error.filename or 'a file of the run'}: {error.strerror}")
+        return 2
+    except _Interrupted as interrupted:
+        print(f"echo-launch: ended by {interrupted.signal.name}", file=sys.stderr)
+        return 128 + interrupted.signal
+
+
+def _torchrun(argv: list[str]) -> int:
+    """Become torchrun, with the very same arguments."""
+    _say("no --simulate: this is torchrun (a record for comparison is not built yet)")
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *argv])
+
+
+# ---- a simulation ----
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What composing gave. ``problems``: (kind, message)."""
+
+    problems: list[tuple[str, str]]
+    show: Callable[[Console], None]
+    json: Callable[[], str]
+
+
+def _simulate(launch: Launch, tracer: str, finish: Callable[[Run, Launch], Outcome]) -> int:
+    with RunDirectory(launch.out, launch.script) as directory:
+        try:
+            run, traced = _trace(launch, tracer, directory)
+        finally:
+            if directory.holds_something() and not (directory.path / "manifest.json").exists():
+                _say(f"unfinished: {directory.path} has no manifest and is no run; its logs and traces are kept there")
+        directory.keep()
+        outcome = _finished(finish, run, launch, traced)
+    if launch.json:
+        sys.stdout.write(outcome.json())
+    else:
+        outcome.show(Console())
+    return 3 if any(kind in BROKEN_PLAN for kind, _ in outcome.problems) else 0
+
+
+def _trace(launch: Launch, tracer: str, directory: RunDirectory) -> tuple[Run, Traced]:
+    world = launch.world
+    job = {
+        "world_size": world.world_size,
+        "nproc_per_node": world.nproc_per_node,
+        "cluster": world.cluster,
+        "script": launch.script,
+        "args": launch.args,
+        "module": launch.module,
+        "warmup_steps": launch.warmup_steps,
+        "steps": launch.steps,
+        "seed": launch.seed,
+        "out": str(directory.path),
+    }
+    schedule = Schedule(world.world_size, world.nproc_per_node, launch.trace_ranks)
+    shown_rank = -1 if launch.quiet else schedule.first().ranks[0][0]
+    stdout = 2 if launch.json or launch.quiet else 1  # with --json stdout is the report's alone
+    with TracingProgress(launch.jobs, launch.quiet) as progress:
+        progress.say(f"simulating {world.world_size} ranks, {world.nproc_per_node} a node, on {world.cluster}")
+        if world.note:
+            progress.say(world.note)
+        with LocalPool(job, tracer=tracer, shown_rank=shown_rank, stdout=stdout) as pool:
+            traced = trace_ranks(pool, schedule, directory.path, launch.jobs, progress.traced)
+            versions = pool.versions
+    for sentence in traced.unsettled:
+        _say(sentence)
+    write_groups(directory.path, traced.groups)
+    roles = roles_from_facts(traced.facts, traced.groups, world.world_size, world.nproc_per_node)
+    write_roles(directory.path, roles)
+    write_manifest(directory.path, manifest(launch, traced, versions))
+    return read_run(directory.path), traced
+
+
+def _finished(finish: Callable[[Run, Launch], Outcome], run: Run, launch: Launch, traced: Traced) -> Outcome:
+    """The outcome; where a rank made no step, that is the error unless the plan itself explains it."""
+    idle = [fact for fact in traced.facts.values() if fact.nothing]
+    if not idle:
+        return finish(run, launch)
+    unexplained = NothingSimulated(idle[0].nothing, idle[0].rank)
+    try:
+        outcome = finish(run, launch)
+    except EchoError:
+        raise unexplained from None
+    if not any(kind in ("hang", "mismatch") for kind, _ in outcome.problems):
+        raise unexplained
+    return outcome
+
+
+def compose_and_report(run: Run, launch: Launch) -> Outcome:
+    """Durations, composition, report and its files, for the launch's own cluster."""
+    from echo_hooks.analysis import analyse
+    from echo_hooks.hardware.cluster import load_cluster
+    from echo_hooks.report.files import write_files
+    from echo_hooks.report.terminal import print_report
+
+    analysis = analyse(run, load_cluster(launch.world.cluster))
+    report = analysis.report
+    write_files(run.path, run, analysis.composition, report)
+    return Outcome(
+        [(problem["kind"], problem["message"]) for problem in report.problems],
+        lambda console: print_report(report, console, directory=run.path),
+        report.to_json,
+    )
+
+
+def manifest(launch: Launch, traced: Traced, versions: Mapping[str, str]) -> dict[str, Any]:
+    """What is written last: its presence says that the run is whole."""
+    world = launch.world
+    return {
+        "script": launch.script,
+        "args": list(launch.args),
+        "module": launch.module,
+        "directory": os.getcwd(),
+        "world_size": world.world_size,
+        "nproc_per_node": world.nproc_per_node,
+        "cluster": world.cluster,
+        "warmup_steps": launch.warmup_steps,
+        "steps": launch.steps,
+        "seed": launch.seed,
+        "versions": {"echo-hooks": echo_hooks.__version__, **versions, **traced.packages},
+        "traced_ranks": sorted(traced.facts),
+        "traced_because": {str(rank): traced.reasons[rank] for rank in sorted(traced.facts)},
+        "traced_twice": traced.retraced,
+        "assumptions": [*([world.note] if world.note else []), *traced.unsettled],
+        "made_up_values": _made_up_values(traced.facts),
+        "nccl_environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("NCCL_")},
+        "peak_rss_bytes": traced.peak_rss_bytes,
+        "complete": True,
+    }
+
+
+def _made_up_values(facts: Mapping[int, RankFacts]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for fact in facts.values():
+        for assumption in fact.assumptions:
+            counts[assumption.kind] = counts.get(assumption.kind, 0) + assumption.count
+    return dict(sorted(counts.items()))
+
+
+# ---- how it ends badly ----
+
+
+def _explain(error: EchoError) -> int:
+    if isinstance(error, ScriptError) and error.traceback:
+        sys.stderr.write(error.traceback if error.traceback.endswith("\n") else error.traceback + "\n")
+    _say(str(error))
+    if isinstance(error, PlanError):
+        for problem in error.problems[:1]:
+            if problem.ranks:
+                _say(f"ranks concerned: {rank_ranges(problem.ranks)}")
+    return error.exit_status
+
+
+def _say(sentence: str) -> None:
+    print(f"echo-launch: {sentence}", file=sys.stderr)
+
+
+class _Interrupted(BaseException):
+    def __init__(self, number: int):
+        self.signal = signal.Signals(number)
+
+
+@contextmanager
+def _signals_as_exceptions():
+    """SIGINT, SIGTERM and SIGHUP unwind the stack once, so that everything started is ended; later ones are ignored."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def interrupt(number: int, _frame) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise _Interrupted(number)
+
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    sys.exit(main())

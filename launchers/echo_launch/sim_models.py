@@ -1,0 +1,130 @@
+"""echo-sim's commands on the models alone: hardware list, show and check, network."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from echo_hooks.errors import UsageError
+from echo_hooks.graph.problems import parse_rank_ranges
+from echo_hooks.hardware.accelerator import accelerator_names, load_accelerator
+from echo_hooks.hardware.cluster import Cluster, cluster_names, describe_cluster, load_cluster
+from echo_hooks.hardware.units import parse_quantity
+from echo_hooks.network.describe import describe
+from echo_hooks.network.model import CommunicationModel
+from echo_hooks.report.quantities import bytes_text, decimal_text, duration_text, percent_text
+from echo_hooks.report.text import heading, line, row, show, table
+
+
+def list_hardware(arguments: argparse.Namespace) -> int:
+    console = Console()
+    heading(console, "accelerators (echo-sim hardware show NAME)")
+    for name in accelerator_names():
+        a = load_accelerator(name)
+        line(console, f"  {name:<14} {a.product}, {bytes_text(a.memory_bytes)}")
+    heading(console, "clusters (--cluster PRESET:NODESxGPUS)")
+    for name in cluster_names():
+        node = load_cluster(f"{name}:1x8")
+        nic = decimal_text(8 * node.nic_bandwidth_bytes_per_s, "b/s")
+        line(console, f"  {name:<14} node of 8: {node.scale_up}, {node.nics_per_node} x {nic} {node.transport}")
+    return 0
+
+
+def show_hardware(arguments: argparse.Namespace) -> int:
+    described = _describe(arguments.name)
+    sources, bands = described.pop("sources", {}), described.pop("bands", {})
+    console = Console()
+    for key, value in _flat(described):
+        line(console, f"{key} = {value:.6g}" if isinstance(value, float) else f"{key} = {value}")
+    heading(console, "sources, by key of the file")
+    for key in sorted(sources):
+        band = f" [{bands[key][0]:.6g} to {bands[key][1]:.6g}]" if key in bands else ""
+        line(console, f"{key}: {sources[key]}{band}")
+    return 0
+
+
+def check_hardware(arguments: argparse.Namespace) -> int:
+    path: Path = arguments.file
+    if path.suffix != ".toml":
+        raise UsageError(f"{path}: an accelerator or cluster file ends in .toml")
+    described = _describe(str(path))
+    assumed = sorted(k for k, source in described.get("sources", {}).items() if source.startswith("assumed"))
+    kind = "cluster" if "nodes" in described else "accelerator"
+    print(f"{path}: a valid {kind} file, {len(described.get('sources', {}))} numbers with a source")
+    if assumed:
+        print(f"assumed, not published: {', '.join(assumed)}")
+    return 0
+
+
+def network(arguments: argparse.Namespace) -> int:
+    cluster = load_cluster(arguments.cluster)
+    try:
+        ranks = parse_rank_ranges(arguments.ranks)
+    except ValueError as error:
+        raise UsageError(f"--ranks {arguments.ranks}: {error}") from None
+    if max(ranks) >= cluster.world_size:
+        raise UsageError(f"--ranks {arguments.ranks}: {cluster.name} has ranks 0 to {cluster.world_size - 1}")
+    size = int(parse_quantity(arguments.bytes, "bytes"))
+    model = CommunicationModel(cluster, nccl_version=arguments.nccl_version, environment=nccl_variables())
+    answer = describe(model, arguments.collective, ranks, size, dtype=arguments.dtype)
+    if arguments.json:
+        print(json.dumps({"cluster": cluster.name, **answer}, indent=1, allow_nan=False))
+    else:
+        _print_cost(answer, cluster, Console())
+    return 0
+
+
+def nccl_variables() -> dict[str, str]:
+    """The NCCL_* variables of this shell: they steer NCCL's choices here as they do in the job."""
+    return {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
+
+
+def _print_cost(answer: dict[str, Any], cluster: Cluster, console: Console) -> None:
+    placement, count = answer["placement"], len(answer["ranks"])
+    line(console, f"{answer['collective']} of {bytes_text(answer['bytes'])} ({answer['dtype']}), {count} ranks on")
+    line(console, f"{placement['nodes']} node{'s' if placement['nodes'] != 1 else ''} of {cluster.name}")
+    rows = table("", "", left=2)
+    rows.show_header = False
+    by = f"{answer['algorithm']}, {answer['protocol']}, {answer['channels']} channels"
+    row(rows, "time", f"{duration_text(answer['duration_us'] / 1e3)} ({answer['evidence']})")
+    row(rows, "of it latency", duration_text(answer["latency_us"] / 1e3))
+    row(rows, "algbw", decimal_text(answer["algorithm_bandwidth_gb_per_s"] * 1e9, "B/s"))
+    row(rows, "busbw", decimal_text(answer["bus_bandwidth_gb_per_s"] * 1e9, "B/s"))
+    row(rows, "by", f"{by} (NCCL {answer['nccl_version']})")
+    show(console, rows)
+    if answer["resources"]:
+        heading(console, f"fullest links ({len(answer['resources'])} of {answer['resources_in_all']})")
+        links = table("link", "moves", "capacity", "busy")
+        for link in answer["resources"]:
+            capacity = decimal_text(link["capacity_gb_per_s"] * 1e9, "B/s")
+            row(links, link["name"], bytes_text(link["bytes"]), capacity, percent_text(link["busy_share"]))
+        show(console, links)
+
+
+def _describe(name: str) -> dict[str, Any]:
+    """An accelerator or a cluster as plain data, with sources and bands."""
+    if _is_cluster(Path(name)) if name.endswith(".toml") else ":" in name:
+        return describe_cluster(load_cluster(name))
+    return dataclasses.asdict(load_accelerator(name))
+
+
+def _is_cluster(path: Path) -> bool:
+    """By its keys; a file that cannot be read is left to the reader of accelerators to refuse."""
+    try:
+        data = tomllib.loads(path.read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(data.keys() & {"preset", "nodes", "node", "fabric", "accelerator"})
+
+
+def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        return [(prefix, value)]
+    return [pair for key, item in value.items() for pair in _flat(item, f"{prefix}.{key}" if prefix else str(key))]

@@ -1,0 +1,56 @@
+"""The band of the step time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hand_built import FakeNetwork, Plan
+
+from echo_hooks.compose import Variability
+from echo_hooks.graph.program import Evidence
+
+CERTAIN = dict.fromkeys(Evidence, 0.0)
+
+
+def steps(kernels: int = 400) -> Plan:
+    plan = Plan(2)
+    for r in (0, 1):
+        rank = plan.rank(r)
+        for _ in range(kernels):
+            rank.run(10)
+        rank.collective(100)
+        rank.sync()
+    return plan
+
+
+def test_certain_inputs_have_no_band():
+    found = steps().compose(variability=Variability(samples=3, sigma=CERTAIN)).band
+    assert found.p10_us == found.p50_us == found.p90_us == 4100
+
+
+def test_same_seed_same_band():
+    options = [Variability(samples=8, seed=s, jitter=0.1) for s in (1, 1, 2)]
+    first, again, other = (steps().compose(variability=v).band for v in options)
+    assert first == again and first != other
+
+
+def test_one_model_error_moves_all_its_kernels():
+    """All kernels are one operation: its log-normal factor is the step's. z(0.9) is 1.2816."""
+    sigma = {**CERTAIN, Evidence.MODELLED: 0.1}
+    plan = steps()
+    found = plan.compose(FakeNetwork(lambda *a: 0.0), variability=Variability(samples=4000, sigma=sigma)).band
+    assert found.p90_us / found.p50_us == pytest.approx(np.exp(0.1 * 1.2816), rel=0.01)
+    assert found.p10_us / found.p50_us == pytest.approx(np.exp(-0.1 * 1.2816), rel=0.01)
+
+
+def test_jitter_averages_out_and_the_slower_rank_decides():
+    """The sum of 400 kernels has mean 4000 exp(0.02) and deviation 4000 * 0.203 / 20; of two ranks the later counts."""
+    found = (
+        steps()
+        .compose(FakeNetwork(lambda *a: 0.0), variability=Variability(samples=600, sigma=CERTAIN, jitter=0.2), repeat=2)
+        .band
+    )
+    mean, deviation = 4000 * np.exp(0.02), 4000 * np.exp(0.02) * np.sqrt(np.exp(0.04) - 1) / 20
+    # The larger of two normal numbers has median mean + 0.5449 deviations.
+    assert found.p50_us == pytest.approx(mean + 0.5449 * deviation, rel=0.003)
+    assert found.p10_us > 4000

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, _utils
+
+from echo_hooks.errors import ScriptError
+from echo_hooks.world.pipelining import decode, encode
+
+
+def test_shapes_survive_json():
+    metas = (torch.empty(2, 3, device="meta", dtype=torch.bfloat16), torch.empty(4, device="meta").requires_grad_())
+    again = decode(json.loads(json.dumps(encode(metas))))
+    assert [(t.shape, t.stride(), t.dtype, t.requires_grad) for t in again] == [
+        (t.shape, t.stride(), t.dtype, t.requires_grad) for t in metas
+    ]
+    assert encode({"a": 1}) == {"a": 1} and decode([1]) == [1] and encode((1, 2)) == (1, 2)
+
+
+def test_torchs_own_metadata_survives_json():
+    if not hasattr(_utils, "_StageForwardMeta"):
+        pytest.skip("before torch 2.13 the metadata are tensors")
+    meta = _utils._TensorMeta(shape=torch.Size([2, 3]), stride=(3, 1), dtype=torch.float16, requires_grad=True)
+    for message in (_utils._StageForwardMeta((meta,)), _utils._StageBackwardMeta((meta, None))):
+        assert decode(json.loads(json.dumps(encode(message)))) == message
+
+
+def run_stage(rank: int, world_size: int, width: int):
+    """One step of a pipeline whose stages widen their activations."""
+    sizes = [width * (i + 1) for i in range(world_size + 1)]
+    module = torch.nn.Linear(sizes[rank], sizes[rank + 1])
+    stage = PipelineStage(module, rank, world_size, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 3, loss_fn=lambda out, target: out.sum() - target.sum())
+    arguments = (torch.ones(6, sizes[0]),) if rank == 0 else ()
+    keywords = dict(target=torch.ones(6, sizes[-1]), losses=[]) if rank == world_size - 1 else {}
+    schedule.step(*arguments, **keywords)
+
+
+def test_unequal_stages_in_order(world):
+    """Forward shapes come from the stage before; the last dimensions differ, so mirroring would fail."""
+    for rank in range(3):
+        run = world(rank=rank, world_size=3)
+        run_stage(rank, 3, 8)
+        received = [
+            r["bytes"] for r in run.records() if r["kind"] == "recv" and r["dtype"] == "float32" and r["bytes"] > 4
+        ]
+        forward, backward = [2 * 8 * (rank + 1) * 4] * 3, [2 * 8 * (rank + 2) * 4] * 3
+        assert received == ([] if rank == 0 else forward) + ([] if rank == 2 else backward)
+
+
+def test_a_stage_that_cannot_know_its_shapes_says_so(world):
+    world(rank=2, world_size=3)
+    with pytest.raises(ScriptError, match="Rank 2 runs pipeline stage 2, whose input shapes come from stage 1"):
+        run_stage(2, 3, 8)
+    assert dist.is_initialized()

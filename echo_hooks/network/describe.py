@@ -9,7 +9,7 @@ from echo_hooks.network.cost import Cost
 from echo_hooks.network.model import CommunicationModel
 from echo_hooks.network.nccl_chunks import chunk_bytes
 from echo_hooks.network.nccl_tables import ALGORITHMS
-from echo_hooks.network.sweeps import bus_over_algorithm
+from echo_hooks.network.sweeps import bus_factor
 
 _MOST_RESOURCES = 8
 
@@ -78,7 +78,7 @@ def describe(
         "latency_us": cost.latency_us,
         "transfer_us": transfer,
         "algorithm_bandwidth_gb_per_s": algorithm_bandwidth,
-        "bus_bandwidth_gb_per_s": algorithm_bandwidth * bus_over_algorithm(collective, len(ranks)),
+        "bus_bandwidth_gb_per_s": algorithm_bandwidth * bus_factor(collective, len(ranks)),
         "evidence": cost.evidence,
         "calibration": {
             "name": model.calibration.name,

@@ -26,10 +26,11 @@ from echo_hooks.network.calibration import (
     scope_of,
     sends_like_rings,
 )
-from echo_hooks.network.durations import PART_NAMES, Parts
+from echo_hooks.network.durations import PART_NAMES
 from echo_hooks.network.measured import launch_floor_us, model_of, plan_of
 from echo_hooks.network.sweeps import Sweep
 
+# In the order of durations.Parts, whose parts they multiply.
 MULTIPLIERS = tuple(field.name for field in fields(Scaling))
 # How far a multiplier is expected to lie from its prior, and what one such step costs: as much as _RIDGE points that
 # are off by all of their value.
@@ -238,6 +239,3 @@ def _robust(
                 break
             held |= below
     return start + spread * step, _RIDGE * np.diag(np.linalg.inv(normal))
-
-
-assert [name if name != "channel" else "channel_us" for name in PART_NAMES] == list(MULTIPLIERS), Parts

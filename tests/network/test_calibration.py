@@ -17,7 +17,8 @@ from echo_hooks.network.calibration import (
     write_calibration,
 )
 from echo_hooks.network.describe import describe
-from echo_hooks.network.fit import fit
+from echo_hooks.network.durations import PART_NAMES
+from echo_hooks.network.fit import MULTIPLIERS, fit
 from echo_hooks.network.measured import compare, mean_errors, model_of, predicted_us
 from echo_hooks.network.model import CommunicationModel
 from echo_hooks.network.sweep_files import read_sweeps
@@ -40,6 +41,10 @@ def made_up(collective, ranks, calibration):
     sweep = Sweep(collective, ranks, 1, tuple((size, 1.0) for size in SIZES), "bfloat16", "kernel")
     model, members = model_of(sweep, H100, calibration)
     return dataclasses.replace(sweep, points=tuple(zip(SIZES, predicted_us(sweep, model, members).tolist())))
+
+
+def test_every_part_has_its_multiplier():
+    assert [name.removesuffix("_us") for name in MULTIPLIERS] == list(PART_NAMES)
 
 
 def test_known_multipliers_come_back():

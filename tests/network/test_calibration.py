@@ -85,6 +85,12 @@ def test_too_little_is_refused():
         fit(read_sweeps(ECHO / "nccl_1.log"), A100)
 
 
+def test_mixed_versions_are_refused():
+    a, b = echo_logs()[4], dataclasses.replace(echo_logs()[8], nccl_version="2.27.3")
+    with pytest.raises(UsageError, match=r"several versions of NCCL \(2.18.3, 2.27.3\)"):
+        fit([a, b], A100, nccl_version=ECHO_VERSION)
+
+
 def test_a_sweep_that_the_nodes_cannot_hold_is_refused():
     with pytest.raises(UsageError, match="16 ranks per node"):
         fit([dataclasses.replace(echo_logs()[16], nodes=1)], A100, nccl_version=ECHO_VERSION)
@@ -176,5 +182,8 @@ def test_notes_warn_of_another_version_and_of_no_data_between_nodes():
 
 def test_beyond_the_measured_scale_is_said():
     model = CommunicationModel(load_cluster("a100-40gb:8x8"))
-    assert not describe(model, "all_reduce", tuple(range(16)), 1 << 26)["calibration"]["beyond_measured_scale"]
-    assert describe(model, "all_reduce", tuple(range(64)), 1 << 26)["calibration"]["beyond_measured_scale"]
+    within, beyond = (describe(model, "all_reduce", tuple(range(n)), 1 << 28) for n in (16, 64))
+    assert not within["calibration"]["beyond_measured_scale"]
+    assert beyond["calibration"]["beyond_measured_scale"]
+    widths = [said["duration_p90_us"] / said["duration_p10_us"] for said in (within, beyond)]
+    assert widths[1] > widths[0]

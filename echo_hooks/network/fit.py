@@ -127,7 +127,7 @@ def _support(
 ) -> dict[Key, Support]:
     result = {}
     for key, known in identified.items():
-        here = [row for row in rows if row.key[:3] == key[:3] and key[3] in ("", row.sweep.collective)]
+        here = [row for row in rows if row.key[:3] == key[:3] and key[3] in ("", _priced_as(row.sweep))]
         multipliers = np.array([getattr(scalings[key], name) for name in MULTIPLIERS])
         ratio = np.array([row.time_us / float(np.dot(row.parts, multipliers)) for row in here])
         low, high = 1 + _WIDER * (np.quantile(ratio, [0.1, 0.9]) - 1)
@@ -161,12 +161,17 @@ def _by_collective(rows: list[Row]) -> Iterator[tuple[list[Row], Key]]:
     """The collectives of each algorithm and protocol that ran more than one of them."""
     groups: dict[Key, dict[str, list[Row]]] = {}
     for row in rows:
-        groups.setdefault(row.key, {}).setdefault(row.sweep.collective, []).append(row)
+        groups.setdefault(row.key, {}).setdefault(_priced_as(row.sweep), []).append(row)
     for key, by_collective in groups.items():
         for collective, here in by_collective.items():
             if len(by_collective) > 1 and len(here) >= _FEWEST_OF_A_COLLECTIVE:
                 named = (*key[:3], collective)
                 yield [replace(row, key=named) for row in here], named
+
+
+def _priced_as(sweep: Sweep) -> str:
+    """The collective whose multipliers the model takes: links are full duplex, so an exchange is a send."""
+    return "send" if sweep.collective == "exchange" else sweep.collective
 
 
 def _rows(sweeps: Sequence[Sweep], cluster: Cluster, nccl_version: str) -> tuple[list[Row], int]:

@@ -21,7 +21,16 @@ from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, parse_ver
 from echo_hooks.network.nccl_tuning_log import TuningTable
 from echo_hooks.network.placement import Placement, place
 from echo_hooks.network.plan import Planned, Rules, plan_collective, plan_exchange, plan_send
-from echo_hooks.network.resources import Links, Loads, Traffic, architecture, blocks, usable_nic, usable_scale_up
+from echo_hooks.network.resources import (
+    Links,
+    Loads,
+    Traffic,
+    architecture,
+    blocks,
+    reached_nic,
+    usable_nic,
+    usable_scale_up,
+)
 
 COLLECTIVES = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce",
@@ -349,11 +358,12 @@ class CommunicationModel:
         )
         node = math.inf
         if nodes > 1:
-            node = placement.nics_per_node * nic
+            reached = reached_nic(cluster) / 1e3
+            node = placement.nics_per_node * reached
             for level, spans in zip(cluster.levels, placement.spans):
                 if spans > 1 and blocks(level.nodes, level.oversubscription, cluster):
                     rails = placement.nics_per_node / cluster.nics_per_node if cluster.rails else 1.0
-                    up = level.nodes * cluster.nics_per_node * rails * nic / level.oversubscription
+                    up = level.nodes * cluster.nics_per_node * rails * reached / level.oversubscription
                     node = min(node, up)
         return comm, Reach(scale_up if peer else pci, node)
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("stage")
 
 
 def unknown(*shape, dtype=torch.float32):
-    return torch.empty(*shape, dtype=dtype, device="cuda")
+    return torch.empty(shape, dtype=dtype, device="cuda")
 
 
 def kinds(echo, since: int = 0) -> list[Kind]:

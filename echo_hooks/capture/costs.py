@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from echo_hooks.graph.ops import OpSignature, TensorMeta
+from echo_hooks.graph.ops import OpSignature, meta_of
 
 aten = torch.ops.aten
 
@@ -36,14 +36,6 @@ _SCATTERS_THAT_ADD = {
     aten.scatter_.reduce,
     aten.scatter_.value_reduce,
 }
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def meta_of(tensor: torch.Tensor) -> TensorMeta:
-    return TensorMeta(tuple(tensor.shape), dtype_name(tensor.dtype), tensor.is_contiguous())
 
 
 def moved_bytes(tensor: torch.Tensor) -> int:

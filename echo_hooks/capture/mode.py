@@ -16,13 +16,13 @@ from echo_hooks.capture.plans import Alias, Changed, New, Plan, Planner, Same
 from echo_hooks.capture.steps import Steps
 from echo_hooks.devices.pretended import Pretended, Storage
 from echo_hooks.graph.recorder import Recorder
+from echo_hooks.world.functional import NAMESPACES
 
 LARGE_CPU_BYTES = 1 << 20
 """Floating CPU factories above this size are pretended too: a model built on the CPU then costs no memory."""
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _PLAIN = torch._C._disabled_torch_dispatch_impl
-_FUNCTIONAL = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 
 
 class CaptureMode(TorchDispatchMode):
@@ -36,6 +36,10 @@ class CaptureMode(TorchDispatchMode):
         self.labels = labels
         self.steps = steps
         self.world = world
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would wrap every dispatch in Python code of its own, against a compiler that is off
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -61,7 +65,7 @@ class CaptureMode(TorchDispatchMode):
         try:
             self.labels.update()
             self.steps.check()
-            if func.namespace in _FUNCTIONAL:
+            if func.namespace in NAMESPACES:
                 return self._functional(func, args, kwargs)
             handler = special.HANDLERS.get(func)
             if handler is not None:
@@ -121,12 +125,12 @@ class CaptureMode(TorchDispatchMode):
         """Give ``tensor`` other metadata; its storage only ever grows, as a real one."""
         if not isinstance(tensor, Pretended):
             return tensor.as_strided_(spec.shape, spec.stride)
-        offset = int(tensor.storage_offset()) + spec.offset
-        needed = offset * tensor.dtype.itemsize + spec.bytes
+        offset = tensor.storage_offset() + spec.offset
+        needed = int(offset) * tensor.dtype.itemsize + spec.bytes
         if needed > tensor.echo_storage.bytes:
             self.memory.resize(tensor.echo_storage, needed)
         changed = Pretended(spec.shape, spec.stride, offset, tensor.dtype, tensor.device, tensor.echo_storage)
-        return tensor.become(changed)
+        return tensor.echo_become(changed)
 
     def _shadow(self, plan: Plan, func, args, kwargs, tensors, result) -> None:
         value = shadows.run_on_shadows(func, args, kwargs, tensors) if plan.shadowed else None

@@ -11,9 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from echo_hooks import host_tensors
 from echo_hooks.capture import answers, shadows
-from echo_hooks.capture.costs import dtype_name, meta_of
 from echo_hooks.devices.pretended import Pretended
-from echo_hooks.graph.ops import OpSignature
+from echo_hooks.graph.ops import OpSignature, dtype_name, meta_of
 
 aten = torch.ops.aten
 
@@ -200,7 +199,7 @@ def _to_device_record(mode, source: torch.Tensor, target: torch.Tensor, non_bloc
 def _set(_mode, _func, args, _kwargs):
     """The tensor becomes a second name of the source's memory."""
     target, source = args
-    target.become(source)
+    target.echo_become(source)
     target.echo_shadow, target.echo_stamp = source.echo_shadow, source.echo_stamp
     return target
 

@@ -20,8 +20,9 @@ class Steps:
 
     A training step is periodic, so any point of it may serve as boundary as long as it is the same in every period.
     Several optimizer calls in a row (ZeRO steps each parameter group on its own) are one step; with several
-    optimizers (a GAN) the one that stepped first counts. The boundary is known only when the next backward begins:
-    ``boundaries`` then gets the program length noted after the optimizer call.
+    optimizers (a GAN) the one that stepped first counts. A call without a backward pass before it is no step. The
+    boundary is known only when the next backward begins: ``boundaries`` then gets the program length noted after the
+    optimizer call.
     """
 
     def __init__(self, recorder: Recorder, labels: Labels, warmup: int, steps: int):
@@ -62,6 +63,8 @@ class Steps:
             self.optimizer_calls += 1
             if self.on_step_end is not None:
                 self.on_step_end(optimizer)
+            if not self.labels.backward_seen and self._pending < 0:
+                return  # no gradients: a framework that makes the optimizer's state ahead of time (DeepSpeed does)
             if self._counted is None:
                 self._counted = id(optimizer)
                 self._kept.append(optimizer)  # keeps the id from being reused

@@ -19,7 +19,8 @@ LARGE_SEGMENT_BYTES = 20 << 20  # kLargeBuffer: so do requests between SMALL_BYT
 MIN_LARGE_BYTES = 10 << 20  # kMinLargeAlloc: from here on a segment is made to measure
 ROUND_LARGE_BYTES = 2 << 20  # kRoundLarge: and rounded up to a multiple of this
 
-_ADDRESS_SPACE = 1 << 46  # distance between invented segments; larger than any device
+# Distance between invented segments: larger than any device, and a whole number of steps of an expandable segment.
+_ADDRESS_SPACE = LARGE_SEGMENT_BYTES << 22
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,6 @@ class Block:
         self.requested = 0
         self.prev: Block | None = None
         self.next: Block | None = None
-
-    def __lt__(self, other: Block) -> bool:  # best fit: smallest first, then lowest address
-        return (self.size, self.address) < (other.size, other.address)
 
     @property
     def is_split(self) -> bool:
@@ -91,6 +89,11 @@ class _Stats:
         for name in _COUNTS + _SIZES:
             setattr(self, name, _Stat())
 
+    def in_use(self, blocks: int, allocated: int, requested: int) -> None:
+        self.allocation.add(blocks)
+        self.allocated_bytes.add(allocated)
+        self.requested_bytes.add(requested)
+
     allocation: _Stat
     segment: _Stat
     inactive_split: _Stat
@@ -101,23 +104,26 @@ class _Stats:
 
 
 class _Pool:
-    """Small or large requests. ``free``: by stream, free mapped blocks in best-fit order; ``unmapped`` likewise by
-    address (expandable segments only)."""
+    """Small or large requests.
+
+    ``free``: by stream, (size, address, block) of free blocks, in order: smallest first, then lowest address.
+    ``unmapped``: by stream, (address, block) of the holes of expandable segments, in order.
+    """
 
     def __init__(self, small: bool):
         self.small = small
-        self.free: dict[int, list[Block]] = {}
+        self.free: dict[int, list[tuple[int, int, Block]]] = {}
         self.unmapped: dict[int, list[tuple[int, Block]]] = {}
         self.stats = _Stats()
         # An expandable segment grows in steps of this size (ExpandableSegment, segment_size_).
         self.step = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
 
     def insert(self, block: Block) -> None:
-        insort(self.free.setdefault(block.stream, []), block)
+        insort(self.free.setdefault(block.stream, []), (block.size, block.address, block))
 
     def remove(self, block: Block) -> None:
         blocks = self.free[block.stream]
-        del blocks[bisect_left(blocks, block)]
+        del blocks[bisect_left(blocks, (block.size, block.address))]
 
 
 class CachingAllocator:
@@ -153,10 +159,8 @@ class CachingAllocator:
         elif was_split:
             self._inactive(pool, -1, -block.size)
         block.allocated, block.requested = True, bytes
-        for stats in (self._all, pool.stats):
-            stats.allocation.add(1)
-            stats.allocated_bytes.add(block.size)
-            stats.requested_bytes.add(bytes)
+        self._all.in_use(1, block.size, bytes)
+        pool.stats.in_use(1, block.size, bytes)
         return block
 
     def free(self, block: Block) -> None:
@@ -168,10 +172,8 @@ class CachingAllocator:
             raise ValueError(f"block at {block.address:#x} is not allocated (freed twice?)")
         pool = block.pool
         block.allocated = False
-        for stats in (self._all, pool.stats):
-            stats.allocation.add(-1)
-            stats.allocated_bytes.add(-block.size)
-            stats.requested_bytes.add(-block.requested)
+        self._all.in_use(-1, -block.size, -block.requested)
+        pool.stats.in_use(-1, -block.size, -block.requested)
         blocks, size = 0, 0
         for neighbour in (block.prev, block.next):
             if neighbour is not None and _mergeable(block, neighbour):
@@ -187,7 +189,7 @@ class CachingAllocator:
         """Return to the device every segment (expandable: every step of one) that holds no allocated block."""
         for pool in (self._small, self._large):
             for blocks in list(pool.free.values()):
-                for block in list(blocks):
+                for _, _, block in list(blocks):
                     if self.expandable_segments:
                         self._unmap(block)
                     elif not block.is_split:
@@ -258,13 +260,13 @@ class CachingAllocator:
         blocks = pool.free.get(stream)
         if not blocks:
             return None
-        at = bisect_left(blocks, size, key=_size_of)
+        at = bisect_left(blocks, (size,))
         if at == len(blocks):
             return None
         if self.expandable_segments:  # the free end of a segment counts with all that it could grow to
-            while at + 1 < len(blocks) and _reach(blocks[at + 1]) < _reach(blocks[at]):
+            while at + 1 < len(blocks) and _reach(blocks[at + 1][2]) < _reach(blocks[at][2]):
                 at += 1
-        return blocks.pop(at)
+        return blocks.pop(at)[2]
 
     def _new_block(self, pool: _Pool, stream: int, size: int) -> Block:
         """alloc_block: a new segment, or a longer expandable one."""
@@ -332,7 +334,7 @@ class CachingAllocator:
         pool = block.pool
         size = _round_up(size, pool.step)
         unmapped = pool.unmapped[block.stream]
-        del unmapped[bisect_left(unmapped, block.address, key=_first)]
+        del unmapped[bisect_left(unmapped, (block.address,))]
         if size < block.size:
             rest, block = block, self._split(block, size)
             insort(unmapped, (rest.address, rest))
@@ -366,7 +368,7 @@ class CachingAllocator:
         unmapped = pool.unmapped.setdefault(block.stream, [])
         for neighbour in (block.prev, block.next):
             if neighbour is not None and _mergeable(block, neighbour):
-                del unmapped[bisect_left(unmapped, neighbour.address, key=_first)]
+                del unmapped[bisect_left(unmapped, (neighbour.address,))]
                 _absorb(block, neighbour)
         insort(unmapped, (block.address, block))
 
@@ -463,14 +465,6 @@ def _missing_bytes(block: Block, size: int) -> int:
             missing += _round_up(min(left, at.size), at.pool.step)
         left, at = left - at.size, at.next  # type: ignore[assignment]
     return missing
-
-
-def _size_of(block: Block) -> int:
-    return block.size
-
-
-def _first(pair: tuple[int, Block]) -> int:
-    return pair[0]
 
 
 def _gib(size: int) -> str:

@@ -54,9 +54,10 @@ class NativeDevice:
         """Exchange guard and hooks, and let backward run in the calling thread (one order, Python's thread-locals)."""
         code, guard_slots, hook_slots = _machine_code(), _guard_slots(), _hook_slots()
         registry, hooks = _guard_registry(), _cuda_hooks()
+        guard, table = self._guard(code, guard_slots, registry), self._hooks_table(code, hook_slots, hooks)
         _start_autograd()
-        self._swap(registry + _CUDA * _WORD, self._guard(code, guard_slots, registry))
-        self._swap(hooks, self._hooks_table(code, hook_slots, hooks))
+        self._swap(registry + _CUDA * _WORD, guard)
+        self._swap(hooks, table)
         self._multithreading = torch._C._is_multithreading_enabled()
         torch._C._set_multithreading_enabled(False)
 
@@ -196,11 +197,8 @@ def _check_needed(slots: list[str], needed: set[str], header: str) -> None:
         raise UsageError(_refusal(f"{header} no longer declares {', '.join(missing)}"))
 
 
-def _refusal(reason: str) -> str:
-    return (
-        f"torch {torch.__version__} cannot be given a pretended GPU: {reason}; "
-        "use an official wheel of torch 2.9 to 2.14, or simulate with --device cpu"
-    )
+def _refusal(reason: str, remedy: str = "use an official wheel of torch 2.9 to 2.14") -> str:
+    return f"torch {torch.__version__} cannot be given a pretended GPU: {reason}; {remedy}"
 
 
 def _header(path: str) -> str:
@@ -216,7 +214,8 @@ def _machine_code() -> MachineCode:
     try:
         return MachineCode()
     except (OSError, NotImplementedError) as error:
-        raise UsageError(_refusal(f"no executable memory here ({error})")) from None
+        remedy = "use an x86-64 or AArch64 Linux host that allows it"
+        raise UsageError(_refusal(f"it needs a page of executable memory ({error})", remedy)) from None
 
 
 def _start_autograd() -> None:

@@ -140,7 +140,7 @@ class Pretended(torch.Tensor):
 
     # ---- storage ----
 
-    def become(self, other: Pretended) -> Pretended:
+    def echo_become(self, other: Pretended) -> Pretended:
         """Become what ``other`` is, with its storage, and stay the same Python object."""
         _base_data.__set__(self, other)
         self.echo_storage = other.echo_storage

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from echo_hooks.hardware.accelerator import Accelerator
 
-# CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability": shared memory per multiprocessor
-# and the most that one block may ask for, in KiB.
+_GFX942 = (9, 4)  # what torch.cuda.get_device_capability answers on MI300 (HIP maps gfx942 to 9.4)
+
+# Shared memory per multiprocessor and the most that one block may ask for, in KiB. CUDA C++ Programming Guide 13.0,
+# "Technical Specifications per Compute Capability"; CDNA 3 ISA guide for gfx942.
 _SHARED_MEMORY_KIB = {
     (7, 0): (96, 96),
     (7, 5): (64, 64),
@@ -19,12 +21,12 @@ _SHARED_MEMORY_KIB = {
     (8, 7): (164, 163),
     (8, 9): (100, 99),
     (9, 0): (228, 227),
+    _GFX942: (64, 64),
     (10, 0): (228, 227),
     (10, 3): (228, 227),
     (12, 0): (100, 99),
 }
 _THREADS_PER_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536}
-_GFX942 = (9, 4)  # what torch.cuda.get_device_capability answers on MI300 (HIP maps gfx942 to 9.4)
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ def capability(accelerator: Accelerator) -> tuple[int, int]:
 def properties(accelerator: Accelerator, index: int) -> DeviceProperties:
     """Properties of device ``index`` of a node."""
     version = capability(accelerator)
-    per_multiprocessor, per_block = _SHARED_MEMORY_KIB.get(version, (64, 64))
+    # A device newer than the table has at least the shared memory of the newest that it knows.
+    known = max((v for v in _SHARED_MEMORY_KIB if v <= version), default=(7, 0))
+    per_multiprocessor, per_block = _SHARED_MEMORY_KIB[known]
     amd = accelerator.vendor == "amd"
     return DeviceProperties(
         name=accelerator.product,

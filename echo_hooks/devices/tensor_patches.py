@@ -85,7 +85,7 @@ def _apply(self, fn, recurse=True):
 
 def _set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     if isinstance(tensor, Pretended) and isinstance(value, Pretended) and tensor.device == value.device:
-        tensor.become(value)
+        tensor.echo_become(value)
         tensor.echo_shadow, tensor.echo_stamp = value.echo_shadow, value.echo_stamp
     elif type(tensor) is type(value) and not isinstance(tensor, Pretended):
         _base_data.__set__(tensor, value)

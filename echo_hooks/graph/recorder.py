@@ -50,6 +50,7 @@ class Recorder:
     memory: MemoryEvents = field(default_factory=MemoryEvents)
     assumptions: dict[tuple[str, str, str], Assumption] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    one_offs: list[tuple[int, int]] = field(default_factory=list)  # [first, end) of records that no later step repeats
     stream: int = DEFAULT_STREAM
     module: int = 0
     phase: int = Phase.OTHER
@@ -159,6 +160,16 @@ class Recorder:
 
     def mark(self, name: str, number: int) -> int:
         return self._append(Kind.MARK, op=self.ops.add(OpSignature(name)), seq=number)
+
+    @contextmanager
+    def one_off(self):
+        """What is recorded inside is set-up that a framework puts off until a step: no later step repeats it."""
+        begin = len(self.program)
+        try:
+            yield
+        finally:
+            if len(self.program) > begin:
+                self.one_offs.append((begin, len(self.program)))
 
     # ---- communication ----
 

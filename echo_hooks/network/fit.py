@@ -15,7 +15,17 @@ import numpy as np
 
 from echo_hooks.errors import UsageError
 from echo_hooks.hardware.cluster import Cluster
-from echo_hooks.network.calibration import STOCK, Calibration, Key, Scaling, Support, scope_of, sends_like_rings
+from echo_hooks.network.calibration import (
+    STOCK,
+    UNSEEN_NET_CHANNEL_US,
+    UNSEEN_NET_HOP,
+    Calibration,
+    Key,
+    Scaling,
+    Support,
+    scope_of,
+    sends_like_rings,
+)
 from echo_hooks.network.durations import PART_NAMES, Parts
 from echo_hooks.network.measured import launch_floor_us, model_of, plan_of
 from echo_hooks.network.sweeps import Sweep
@@ -133,8 +143,11 @@ def _prior(key: Key, fitted: Mapping[Key, Scaling], prior: Calibration | None) -
     if algorithm == "p2p":
         ring = fitted.get((scope, "ring", protocol, ""))
         return sends_like_rings(ring) if ring else STOCK
-    node = fitted.get(("node", algorithm, protocol, "")) if scope == "network" else None
-    return Scaling(hop=node.hop, channel_us=node.channel_us) if node else STOCK
+    node = fitted.get(("node", algorithm, protocol, ""))
+    if scope == "node":
+        return STOCK
+    start = Scaling(net_hop=UNSEEN_NET_HOP[protocol], channel_us=UNSEEN_NET_CHANNEL_US)
+    return replace(start, hop=node.hop) if node else start
 
 
 def _by_collective(rows: list[Row]) -> Iterator[tuple[list[Row], Key]]:

@@ -215,6 +215,10 @@ def _bandwidth(
             bus = bus / (ratio - (ratio - 1) / 2) * (0.85 if arch in ("hopper", "blackwell") else 1.0)
     if algorithm != "ring" and function != "all_reduce":
         return bus
+    if algorithm in ("nvls", "nvls_tree") and constants.nvls_efficiency is None:  # up to 2.27
+        if algorithm == "nvls_tree" and constants.version < (2, 19):
+            return bus * 0.7 * comm.nodes / (2 * (comm.nodes - 1))
+        return bus * 5 / 6
     if algorithm in ("ring", "nvls", "nvls_tree"):
         return bus * comm.ranks / steps(function, comm.ranks)
     return bus * 0.5

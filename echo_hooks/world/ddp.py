@@ -29,6 +29,11 @@ def reducer_class(world: VirtualWorld, original: Any) -> Any:
             if not self.echo_pretended:
                 super().prepare_for_forward()
 
+        def _rebuild_buckets(self) -> bool:
+            # Once, when the second step begins: rank 0's order of the buckets goes to all (reducer.cpp).
+            with world.recorder.one_off():
+                return super()._rebuild_buckets()
+
     return Reducer
 
 

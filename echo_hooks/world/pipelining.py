@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from echo_hooks.errors import ScriptError
+from echo_hooks.graph.ops import dtype_name
 
 if TYPE_CHECKING:
     from echo_hooks.world.virtual_world import VirtualWorld
@@ -63,7 +64,7 @@ def _meta(shape, stride, dtype: torch.dtype, requires_grad: bool) -> dict[str, A
     return {
         "shape": [int(n) for n in shape],
         "stride": [int(n) for n in stride],
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": dtype_name(dtype),
         "requires_grad": bool(requires_grad),
     }
 

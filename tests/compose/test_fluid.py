@@ -246,3 +246,5 @@ def test_folded_times_equal_unfolded_times(seed):
         b = t.breakdown
         parts = b.compute_us + sum(b.exposed_communication_us.values()) + b.bubble_us + b.waiting_us + b.host_us
         assert parts == pytest.approx(b.step_us, rel=1e-9)
+    path = folded.critical_path
+    assert path.end_us[:-1] == pytest.approx(path.begin_us[1:], abs=1e-6)

@@ -77,8 +77,16 @@ class Pretend(TorchDispatchMode):
         return tree_map(wrap, results)
 
 
+class NoMemory:
+    """An owner of storages that keeps no books."""
+
+    def free(self, storage: Storage) -> None: ...
+
+    def resize(self, storage: Storage, bytes: int) -> None: ...
+
+
 def pretended(twin: torch.Tensor) -> Pretended:
-    storage = Storage(0, twin.numel() * twin.element_size(), twin.device, 0, owner=None)
+    storage = Storage(0, twin.numel() * twin.element_size(), twin.device, 0, NoMemory())
     tensor = Pretended(twin.size(), twin.stride(), twin.storage_offset(), twin.dtype, twin.device, storage)
     tensor.twin = twin.detach()
     return tensor

@@ -65,6 +65,15 @@ def test_mismatch_is_refused_in_one_sentence():
         native.check_slot_count(["isBuilt"], None)
 
 
+def test_no_executable_memory_is_refused(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("echo_hooks.devices.machine_code.mmap.mmap", refuse)
+    with pytest.raises(UsageError, match=r"executable memory .*not permitted.*; use an x86-64 or AArch64"):
+        native._machine_code()
+
+
 def test_machine_code_returns_constants_and_cells():
     code, cell = MachineCode(), ctypes.c_uint64(5)
     function = ctypes.CFUNCTYPE(ctypes.c_uint64)

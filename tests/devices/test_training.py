@@ -133,3 +133,13 @@ def test_compile_is_the_identity_and_says_so_once(cuda, recorder):
     assert torch.compile(function) is function
     assert torch.compile(mode="max-autotune", fullgraph=True)(function) is function
     assert sum("torch.compile" in note for note in recorder.notes) == 1
+
+
+def test_default_tensor_type_of_older_scripts(mode):
+    torch.set_default_tensor_type(torch.cuda.HalfTensor)
+    try:
+        tensor = torch.zeros(2)
+        assert tensor.is_cuda and tensor.dtype == torch.float16
+    finally:
+        torch.set_default_tensor_type(torch.FloatTensor)
+    assert torch.zeros(2).type() == "torch.FloatTensor"

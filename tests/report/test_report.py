@@ -104,7 +104,6 @@ def test_notes_say_what_is_not_known(run, composition, cluster):
     assert "not traced, but assumed to run their role's program: rank 2" in notes
     assert any(note.startswith("needed memory leaves out context") for note in notes)
     assert "no band is computed for the step time: jitter is not simulated yet" in notes
-    assert "tokens per second are unknown: the run states no tokens_per_step" in notes
     assert notes.count("the tokenizer was read from the cache") == 1
 
 

@@ -85,7 +85,8 @@ def _scattered(name: str, args) -> int:
     if name != "index_put_":
         return args[3].numel() if name.startswith("index_") else args[2].numel()
     indices = [i for i in args[1] if i is not None]
-    covered, dim = set(), 0
+    covered: set[int] = set()
+    dim = 0
     for index in args[1]:
         width = index.dim() if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
         covered.update(range(dim, dim + width) if index is not None else ())

@@ -4,7 +4,7 @@ run: --world-size 2
 exit: 3
 says: all_reduce
 says: rank 0
-says: default_pg
+says: group 0
 """
 
 import torch

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from echo_launch.main import main
 
 CASES = Path(__file__).parent
@@ -82,7 +83,22 @@ def test_a_missing_script(here, capfd):
 
 def test_megatron_refuses_a_layout_in_its_own_words(here, capfd):
     pytest.importorskip("megatron.core")
-    words = "--layers 12 --hidden 1792 --heads 14 --seq 128 --vocab 512 --tp 7 --pp 12".split()
+    words = [
+        "--layers",
+        "12",
+        "--hidden",
+        "1792",
+        "--heads",
+        "14",
+        "--seq",
+        "128",
+        "--vocab",
+        "512",
+        "--tp",
+        "7",
+        "--pp",
+        "12",
+    ]
     assert main(["--simulate", "--world-size", "96", "--quiet", str(EXAMPLES / "train_mcore.py"), *words]) == 1
     err = capfd.readouterr().err
     assert "world_size (96) is not divisible by" in err

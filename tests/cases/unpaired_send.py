@@ -1,4 +1,4 @@
-"""Rank 0 sends what rank 1 never receives.
+"""Rank 0 sends 16 MB, more than any buffer holds, and rank 1 never receives it.
 
 run: --world-size 2
 exit: 3
@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 dist.init_process_group("nccl")
 torch.cuda.set_device(dist.get_rank())
-model = torch.nn.Linear(4, 4).cuda()
+model = torch.nn.Linear(2048, 2048).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(4):
-    model(torch.randn(2, 4, device="cuda")).sum().backward()
+    model(torch.randn(2, 2048, device="cuda")).sum().backward()
     if dist.get_rank() == 0:
         dist.send(model.weight.grad, 1)  # named
     optimizer.step()

@@ -56,7 +56,7 @@ def _run(writer: int) -> None:
         trial()
         status = 0
     except BaseException as error:
-        # Where the process has run a backward pass with device threads before, no fork of it can: not the device's fault.
+        # A process whose autograd has started device threads cannot run backward in a fork, whatever the device.
         if "Autograd-and-Fork" in str(error):
             os._exit(0)
         os.write(writer, traceback.format_exc().encode()[-4096:])

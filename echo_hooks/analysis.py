@@ -21,6 +21,8 @@ from echo_hooks.timing.host import settle_host_times
 
 @dataclass(frozen=True)
 class Analysis:
+    """The simulated step and the report made from it."""
+
     composition: Composition
     report: Report
 

@@ -104,6 +104,7 @@ class Calibration:
 
 
 def scope_of(nodes: int) -> str:
+    """ "node" or "network": which scalings a group on ``nodes`` nodes takes."""
     return "node" if nodes == 1 else "network"
 
 

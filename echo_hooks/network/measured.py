@@ -119,4 +119,5 @@ def as_clocked(duration_us: np.ndarray, sweep: Sweep, cluster: Cluster) -> np.nd
 
 
 def launch_floor_us(sweep: Sweep) -> float:
+    """Least time between two calls of a thread that launches on several accelerators in turn."""
     return LAUNCH_US * sweep.gpus_per_thread if sweep.clock == "stream" and sweep.gpus_per_thread > 1 else 0.0

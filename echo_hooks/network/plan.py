@@ -86,6 +86,7 @@ def _usually_launched(row: Candidate, comm: Communicator, rules: Rules) -> int:
 
 
 def plan_send(comm: Communicator, reach: Reach, rules: Rules, sizes: np.ndarray) -> list[Planned]:
+    """A send of each of ``sizes`` and its receive."""
     between = comm.nodes > 1
     able = p2p.p2p_channels(comm, rules.selection, rules.environment)
     taken = p2p.send_channels(comm, able, sizes)

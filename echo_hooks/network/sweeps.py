@@ -69,6 +69,7 @@ def collective_name(text: str) -> str | None:
 
 
 def dtype_name(text: str) -> str:
+    """torch's name of a dtype as nccl-tests prints it."""
     return _DTYPES.get(text, text)
 
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from echo_hooks.capture import kernels_only, shadows
 from echo_hooks.capture.costs import signature
 from echo_hooks.devices.pretended import Pretended
-from echo_hooks.graph.ops import OpSignature
+from echo_hooks.graph.ops import OpSignature, OpTable
 
 # Shares its input's storage and launches nothing, though its schema has no alias annotation.
 _VIEWS_WITHOUT_ANNOTATION = {torch.ops.aten._unsafe_view.default}
@@ -74,7 +74,7 @@ class Plan:
     """``outputs`` mirrors what the op returns (one spec, or a list or tuple of specs; None for no tensor).
 
     ``written``: places of the tensors that the op writes. ``signature``: None when nothing runs on the device.
-    ``op``: its index in the recorder's op table, filled on first use. ``shadowed``: worth running on shadows.
+    ``op``: its index in the op ``table`` of the rank that last used the plan. ``shadowed``: worth running on shadows.
     """
 
     outputs: Any
@@ -83,6 +83,7 @@ class Plan:
     device: torch.device
     shadowed: bool
     op: int = -1
+    table: OpTable | None = None
 
 
 def key_of(value: Any, tensors: list[torch.Tensor]) -> Any:

@@ -54,6 +54,7 @@ class RankFacts:
 
 
 def rank_facts(trace: RankTrace, nothing: str = "") -> RankFacts:
+    """What is kept of a trace. ``nothing``: why it has no measured step."""
     point_to_point: set[int] = set()
     roots: set[tuple[int, int]] = set()
     hands_on = False
@@ -178,6 +179,7 @@ class RankClass:
 
 
 def point_to_point_families(facts: Mapping[int, RankFacts], groups: GroupTable) -> set[int]:
+    """Families of groups on which traced ranks send to each other."""
     return {groups[i].family for fact in facts.values() for i in fact.point_to_point}
 
 

@@ -1,4 +1,4 @@
-"""Each file here that is no test is a user's script that goes wrong; its docstring says how, and what Echo must say.
+"""Each script here with an `exit:` line is a user's that goes wrong; its docstring says how, and what Echo must say.
 
 ``run:`` the options, ``exit:`` the status, ``says:`` texts on stderr. Lines marked ``# named`` must be named too.
 """

@@ -178,19 +178,18 @@ def _memory_window(events: dict[str, np.ndarray], begin: int, end: int) -> dict[
     return window
 
 
-_LOOKUP = {"aten.embedding.default": 1, "aten.embedding_dense_backward.default": 1}
-"""Ops of an embedding, and which input holds the indices."""
+_LOOKUP, _LOOKUP_BACKWARD = "aten.embedding.default", "aten.embedding_dense_backward.default"
 
 
 def _tokens(program: Program, ops: list[OpSignature]) -> int:
-    """Tokens trained on in the window: looked up in the module with most lookups, as position tables look up too.
+    """Tokens trained on in the window: looked up in the table with most lookups, as positions are looked up too.
 
     Where embeddings learn, their backward passes count: an evaluation or a recomputation looks up without one.
     """
-    counts: dict[str, dict[int, int]] = {name: defaultdict(int) for name in _LOOKUP}
-    lookups = {i: op for i, op in enumerate(ops) if op.name in _LOOKUP and len(op.inputs) > _LOOKUP[op.name]}
+    counts: dict[str, dict[object, int]] = {_LOOKUP: defaultdict(int), _LOOKUP_BACKWARD: defaultdict(int)}
+    lookups = {i: op for i, op in enumerate(ops) if op.name in counts and len(op.inputs) > 1}
     for record in np.flatnonzero(np.isin(program.op, list(lookups)) & (program.kind == Kind.COMPUTE)):
         op = lookups[int(program.op[record])]
-        counts[op.name][int(program.module[record])] += math.prod(op.inputs[_LOOKUP[op.name]].shape)
-    forward, backward = counts.values()
-    return max((backward or forward).values(), default=0)
+        table = op.inputs[0] if op.name == _LOOKUP else op.outputs[0]
+        counts[op.name][int(program.module[record]), table.shape] += math.prod(op.inputs[1].shape)
+    return max((counts[_LOOKUP_BACKWARD] or counts[_LOOKUP]).values(), default=0)

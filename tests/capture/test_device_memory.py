@@ -57,6 +57,20 @@ def test_resizing_a_storage_frees_it(echo):
     assert allocated(echo) == 0
 
 
+def test_a_typed_storage_is_the_same_one_counted_in_elements(echo):
+    """How FSDP's older class gives the gathered parameters back."""
+    tensor = torch.empty(1000, dtype=torch.bfloat16, device="cuda")
+    storage = tensor._typed_storage()
+    assert (storage._size(), len(storage), storage.dtype) == (1000, 1000, torch.bfloat16)
+    assert storage._data_ptr() == tensor.untyped_storage().data_ptr() == tensor.data_ptr()
+    storage._resize_(0)
+    assert allocated(echo) == 0 and storage._size() == 0
+    storage._resize_(1000)
+    assert allocated(echo) == 2048
+    del tensor, storage
+    assert allocated(echo) == 0
+
+
 def mlp(echo):
     """Two layers without biases, 256 -> 1024 -> 256, batch 64, AdamW; sizes in elements."""
     torch.manual_seed(0)

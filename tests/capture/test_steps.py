@@ -197,6 +197,36 @@ def test_a_training_loop_in_a_thread_ends_too(echo):
     assert len(done) == 2 and echo.capture.trace().steps == 1
 
 
+def test_tokens_are_those_trained_on(echo):
+    """An evaluation looks up more; a table of positions looks up fewer."""
+    words, places = nn.Embedding(50, 4, device="cuda"), nn.Embedding(8, 4, device="cuda")
+    optimizer = torch.optim.SGD([*words.parameters(), *places.parameters()], 0.1)
+
+    def embedded(rows):
+        return words(torch.randint(50, (rows, 8), device="cuda")) + places(torch.arange(8, device="cuda"))
+
+    def step():
+        embedded(3).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            embedded(100)
+
+    loop(step)
+    assert echo.capture.trace().tokens_per_step == 3 * 8
+
+
+def test_tokens_of_frozen_embeddings(echo):
+    words, head = nn.Embedding(50, 4, device="cuda").requires_grad_(False), linear()
+    optimizer = torch.optim.SGD(head.parameters(), 0.1)
+
+    def step():
+        head(words(torch.randint(50, (3, 8), device="cuda"))).sum().backward()
+        optimizer.step()
+
+    loop(step)
+    assert echo.capture.trace().tokens_per_step == 3 * 8
+
+
 # ---- too few ----
 
 

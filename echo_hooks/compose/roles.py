@@ -87,9 +87,9 @@ def program_signature(trace: RankTrace) -> bytes:
     """16 bytes, equal for ranks whose programs are equal once groups and peers are named by place, not by number.
 
     Counts: order, kinds, ops with their shapes, bytes, streams, events, threads, batches, the family and size of each
-    group, and the *place* of roots and peers in it. Of the prologue only communication counts, and
-    of its ops the names: nothing there is timed. Does not count: host times, labels (module, phase, micro-batch, site), tags of device communication (NCCL
-    has none), and the rank's own place in its groups.
+    group, and the *place* of roots and peers in it. Of the prologue only communication counts, and of its ops the
+    names: nothing there is timed. Does not count: host times, labels (module, phase, micro-batch, site), tags of
+    device communication (NCCL has none), and the rank's own place in its groups.
     """
     digest = blake2b(str(trace.steps).encode(), digest_size=16)
     ops = np.array([_number(_op_text(op)) for op in trace.ops] + [0], np.int64)  # op -1 finds the appended 0

@@ -30,12 +30,12 @@ def sources(clean_environment, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
 
 
-def simulate(script: str, world_size: int, options: str = "") -> dict:
+def simulate(script: str, world_size: int, options: str = "", own: str = "--out run") -> dict:
     """The report of a run that ended well, after looking at what must hold of every report."""
-    arguments = ["--simulate", "--world-size", str(world_size), "--quiet", "--out", "run"]
+    arguments = ["--simulate", "--world-size", str(world_size), "--quiet", *own.split()]
     status = main([*arguments, str(EXAMPLES / script), *SIZES.split(), *options.split()])
     assert status == 0
-    report = json.loads(Path("run/report.json").read_text())
+    report = json.loads(Path(own.split()[-1], "report.json").read_text())
     sane(report, world_size)
     return report
 
@@ -184,6 +184,22 @@ RUNS = [
 @pytest.mark.parametrize("world, script, options", RUNS)
 def test_matrix(world, script, options, tmp_path):
     simulate(script, world, options.format(tmp=tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script, options",
+    [
+        ("train_ddp.py", ""),
+        ("train_fsdp2.py", ""),
+        ("train_deepspeed.py", "--zero 3"),
+        ("train_mcore.py", "--distributed-optimizer --overlap"),
+    ],
+)
+def test_the_second_step_is_like_the_third(script, options):
+    """What frameworks do once, in their second step, is left out of it."""
+    second, third = (simulate(script, 2, options, f"--warmup-steps {n} --out run{n}") for n in (1, 2))
+    assert rows(second) == rows(third)
 
 
 @pytest.mark.slow

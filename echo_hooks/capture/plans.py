@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +117,7 @@ class Planner:
     def __init__(self) -> None:
         self.fake_mode = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         self._plans: dict[Any, Plan] = {}
+        self._one_thread = threading.RLock()  # a fake mode keeps what it is doing in itself, not in the thread
 
     def plan(self, func, args: tuple, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Plan:
         """The plan of one call; ``tensors`` is filled with its tensor arguments in order."""
@@ -128,7 +130,8 @@ class Planner:
         )
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._describe(func, args, kwargs, tensors)
+            with self._one_thread:
+                plan = self._plans[key] = self._describe(func, args, kwargs, tensors)
         return plan
 
     def _describe(self, func, args, kwargs, tensors: list[torch.Tensor]) -> Plan:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 def reducer_class(world: VirtualWorld, original: Any) -> Any:
+    """torch's Reducer, whose timer is not started where tensors are pretended."""
+
     class Reducer(original):
         def __init__(self, params, *args, **kwargs):
             super().__init__(params, *args, **kwargs)
@@ -38,6 +40,8 @@ def reducer_class(world: VirtualWorld, original: Any) -> Any:
 
 
 def logger_class(world: VirtualWorld, original: Any) -> Any:
+    """torch's Logger, which does not read that timer then."""
+
     class Logger(original):
         def __init__(self, reducer):
             super().__init__(reducer)

@@ -10,7 +10,7 @@ from echo_hooks.graph.program import Kind
 from echo_hooks.session import Job, Stage
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def stage():
     stage = Stage(Job(8, 8, "h100-sxm:1x8"))
     stage.install()

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("stage")
 
 
 class Clock:
-    """Stands still but for ``spend``; every look at it inside Echo costs 1 us that must not be seen."""
+    """Stands still but for ``spend``."""
 
     def __init__(self):
         self.now_ns = 0

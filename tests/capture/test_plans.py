@@ -232,7 +232,6 @@ CASES = [
     (aten.linalg_vector_norm.default, [M, 2]),
     (aten.logsumexp.default, [M, [1]]),
     (aten.bitwise_and.Tensor, [((4,), B), ((4,), B)]),
-    (aten.one_hot.default, [((4,), INT), 5]) if hasattr(aten, "one_hot") else (aten.neg.default, [M]),
 ]  # fmt: skip
 TRANSPOSED = [
     aten.add.Tensor, aten.mm.default, aten.clone.default, aten._softmax.default, aten.gelu.default, aten.cat.default,

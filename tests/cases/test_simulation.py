@@ -49,7 +49,6 @@ def test_nothing_of_echo_stays_behind(facts):
     assert facts["changed"] == []
     assert facts["environment"] == []
     assert facts["initialised"] is False
-    assert facts["random numbers"] is True
 
 
 def test_an_error_of_the_block_passes_through_and_the_hooks_are_out(facts):
@@ -104,7 +103,8 @@ def columns(trace, *without):
     result = {name: program.columns[name] for name in COLUMNS if name not in without}
     result["op"] = np.array([repr(trace.ops[i]) if i >= 0 else "" for i in program.op])
     for name in ("dtype", "module", "site"):
-        result[name] = np.array([program.strings[i] for i in program.columns[name]])
+        # The main script is another one: its frame, which `site` adds in brackets, is no part of the comparison.
+        result[name] = np.array([program.strings[i].split(" (from ")[0] for i in program.columns[name]])
     return result
 
 
@@ -117,7 +117,8 @@ def test_the_program_is_that_of_the_command_line(facts, here, launched):
     simulated = read_run(here / "simulated").traces[0]
     one = read_run(launched[0]).traces[0]
     assert same(simulated, one, "host_us", "duration_us", "evidence") == []
-    assert simulated.groups == one.groups and simulated.memory == one.memory
+    groups = [[(g.name, g.ranks, g.backend, g.family) for g in trace.groups.groups] for trace in (simulated, one)]
+    assert groups[0] == groups[1] and simulated.memory == one.memory
 
 
 # ---- the same twice ----

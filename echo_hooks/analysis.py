@@ -26,6 +26,8 @@ BAND_RECORDS = 16_000_000
 
 @dataclass(frozen=True)
 class Analysis:
+    """The simulated step and the report made from it."""
+
     composition: Composition
     report: Report
 

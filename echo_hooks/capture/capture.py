@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections import defaultdict
 
 import numpy as np
@@ -72,11 +73,15 @@ class Capture:
         steps, recorder = self.steps, self.recorder
         steps.finish()
         whole = recorder.program.program()
+        memory = self.memory.summary()  # first: it corrects the events' holders
+        memory_events = recorder.memory.columns()
         made = len(steps.boundaries)
         begin = end = len(whole)
         if made >= steps.wanted:
             begin = steps.boundaries[steps.warmup - 1] if steps.warmup else self.labels.first_module_record
             end = steps.boundaries[-1]
+            if steps.warmup:  # without warm-up the user asked for all that the first step does
+                whole, memory_events, begin = _one_offs_first(whole, memory_events, recorder.one_offs, begin, end)
         number = max(made - steps.warmup, 0) if end > begin else 0
         program = whole.slice(begin, end)
         if number:
@@ -87,8 +92,8 @@ class Capture:
             prologue=whole.slice(0, begin),
             ops=recorder.ops.signatures,
             groups=recorder.groups,
-            memory=self.memory.summary(),  # first: it corrects the events' holders
-            memory_events=_memory_window(recorder.memory.columns(), begin, end),
+            memory=memory,
+            memory_events=_memory_window(memory_events, begin, end),
             assumptions=sorted(recorder.assumptions.values(), key=lambda a: (a.kind, a.site, a.value)),
             notes=list(recorder.notes),
             steps=number,
@@ -109,6 +114,33 @@ class Capture:
             f"and {steps.wanted - steps.warmup} measured step(s) were asked for (--warmup-steps, --steps)."
             + (f" Values that Echo had to make up: {hint}." if hint else "")
         )
+
+
+def _one_offs_first(
+    program: Program, memory_events: dict[str, np.ndarray], one_offs: list[tuple[int, int]], begin: int, end: int
+) -> tuple[Program, dict[str, np.ndarray], int]:
+    """Program and memory events with the one-off records of [begin, end) moved before ``begin``, and the new begin.
+
+    Every rank moves the same calls, so those of a group still meet in order.
+    """
+    moved = np.zeros(len(program), bool)
+    for first, last in one_offs:
+        moved[max(first, begin) : min(last, end)] = True
+    if not moved.any():
+        return program, memory_events, begin
+    order = np.concatenate(
+        [np.arange(begin), np.flatnonzero(moved), begin + np.flatnonzero(~moved[begin:])], dtype=np.int64
+    )
+    position = np.arange(len(program) + 1)  # a memory event may come after the last record
+    position[order] = np.arange(len(program))
+    record = position[memory_events["record"]]
+    in_order = np.argsort(record, kind="stable")
+    events = {**memory_events, "record": record}
+    return (
+        Program({name: column[order] for name, column in program.columns.items()}, program.strings, program.streams),
+        {name: column[in_order] for name, column in events.items()},
+        begin + int(moved.sum()),
+    )
 
 
 def _with_marks(program: Program, recorder: Recorder, first_step: int) -> Program:
@@ -146,11 +178,19 @@ def _memory_window(events: dict[str, np.ndarray], begin: int, end: int) -> dict[
     return window
 
 
+_LOOKUP = {"aten.embedding.default": 1, "aten.embedding_dense_backward.default": 1}
+"""Ops of an embedding, and which input holds the indices."""
+
+
 def _tokens(program: Program, ops: list[OpSignature]) -> int:
-    """Tokens looked up in the window: of the module with most lookups, as position tables look up too."""
-    lookups = {i: op for i, op in enumerate(ops) if op.name == "aten.embedding.default" and len(op.inputs) > 1}
-    by_module: dict[int, int] = defaultdict(int)
+    """Tokens trained on in the window: looked up in the module with most lookups, as position tables look up too.
+
+    Where embeddings learn, their backward passes count: an evaluation or a recomputation looks up without one.
+    """
+    counts: dict[str, dict[int, int]] = {name: defaultdict(int) for name in _LOOKUP}
+    lookups = {i: op for i, op in enumerate(ops) if op.name in _LOOKUP and len(op.inputs) > _LOOKUP[op.name]}
     for record in np.flatnonzero(np.isin(program.op, list(lookups)) & (program.kind == Kind.COMPUTE)):
-        shape = lookups[int(program.op[record])].inputs[1].shape
-        by_module[int(program.module[record])] += int(np.prod(shape))
-    return max(by_module.values(), default=0)
+        op = lookups[int(program.op[record])]
+        counts[op.name][int(program.module[record])] += math.prod(op.inputs[_LOOKUP[op.name]].shape)
+    forward, backward = counts.values()
+    return max((backward or forward).values(), default=0)

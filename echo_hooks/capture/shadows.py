@@ -55,6 +55,7 @@ def limit(dtype: torch.dtype) -> int:
 
 
 def small_enough(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of this size and dtype keeps its value."""
     return tensor.numel() <= limit(tensor.dtype)
 
 

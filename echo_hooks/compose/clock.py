@@ -47,6 +47,7 @@ class Clock(NamedTuple):
 
 
 def new_clock(tables: Tables, state: State, resources: int, repeat: int) -> Clock:
+    """The clock of a simulation that has not begun."""
     channels = tables.channels
     agents, slots = len(tables.classes.agent_class), len(state.slot_end)
     slot_channel = np.zeros(slots, np.int64)
@@ -149,12 +150,14 @@ def pop(q: Clock):
 
 @compiled
 def begin(q: Clock, now: float, item: int, work: float, rate: float):
+    """Let ``item``, with ``work`` left, go on at ``rate`` from ``now`` (us)."""
     q.left[item], q.rate[item], q.since[item] = work, rate, now
     due(q, now + work / rate, item)
 
 
 @compiled
 def change(q: Clock, now: float, item: int, rate: float):
+    """Let a running item go on at another rate from ``now`` (us)."""
     if rate != q.rate[item]:
         q.left[item] = max(0.0, q.left[item] - (now - q.since[item]) * q.rate[item])
         begin(q, now, item, q.left[item], rate)

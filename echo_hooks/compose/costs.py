@@ -115,6 +115,7 @@ class Costs:
 
 
 def uneven(call: Call) -> bool:
+    """An all-to-all with splits of its own, whose cost depends on all members'."""
     return call.kind == Kind.COLLECTIVE and bool(call.input_splits or call.output_splits)
 
 

@@ -72,6 +72,7 @@ class State(NamedTuple):
 
 
 def new_state(tables: Tables, repeat: int) -> State:
+    """Nothing issued yet, for ``repeat`` copies of every class's program."""
     programs, classes, channels = tables.programs, tables.classes, tables.channels
     records = int(programs.n[classes.role].sum())
     calls = np.diff(np.append(programs.call0, len(programs.call_record)))
@@ -149,6 +150,7 @@ def run(
 
 @compiled
 def push(s: State, agent: int):
+    """Let an agent be looked at again, once."""
     if not s.queued[agent]:
         s.queued[agent] = 1
         s.stack[s.top[0]] = agent

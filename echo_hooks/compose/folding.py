@@ -59,6 +59,7 @@ class Partition:
 
 
 def unfolded(world: World, links: Links | None = None) -> Partition:
+    """Every rank, group and link a class of its own."""
     ranks = np.arange(world.world_size)
     resources = np.arange(len(links.capacity) if links else 0)
     return Partition(ranks, ranks.copy(), {g: g for g in world.members}, resources)

@@ -50,6 +50,7 @@ class Recorder:
     memory: MemoryEvents = field(default_factory=MemoryEvents)
     assumptions: dict[tuple[str, str, str], Assumption] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    one_offs: list[tuple[int, int]] = field(default_factory=list)  # [first, end) of records that no later step repeats
     stream: int = DEFAULT_STREAM
     module: int = 0
     phase: int = Phase.OTHER
@@ -160,6 +161,16 @@ class Recorder:
     def mark(self, name: str, number: int) -> int:
         return self._append(Kind.MARK, op=self.ops.add(OpSignature(name)), seq=number)
 
+    @contextmanager
+    def one_off(self):
+        """What is recorded inside is set-up that a framework puts off until a step: no later step repeats it."""
+        begin = len(self.program)
+        try:
+            yield
+        finally:
+            if len(self.program) > begin:
+                self.one_offs.append((begin, len(self.program)))
+
     # ---- communication ----
 
     def next_seq(self, group: int) -> int:
@@ -258,6 +269,8 @@ class Recorder:
         return f"{inner} (from {outer})"
 
 
+# Their frames stand between a script and what it calls: context managers, decorators (@deprecated), thread starters.
+_WRAPPERS = ("contextlib.py", "functools.py", "typing_extensions.py", "warnings.py", "threading.py", "runpy.py")
 _FOREIGN: dict[str, bool] = {}
 
 
@@ -267,7 +280,7 @@ def _foreign(filename: str) -> bool:
         torch = sys.modules.get("torch")
         torch_dir = os.path.dirname(getattr(torch, "__file__", "") or "/nonexistent/torch")
         answer = filename.startswith((torch_dir + os.sep, _ECHO + os.sep, "<")) or filename.endswith(
-            (os.sep + "contextlib.py", os.sep + "threading.py", os.sep + "runpy.py")
+            tuple(os.sep + name for name in _WRAPPERS)
         )
         _FOREIGN[filename] = answer
     return answer

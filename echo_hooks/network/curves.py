@@ -46,6 +46,8 @@ class Samples:
 
 @dataclass(frozen=True)
 class Point:
+    """What runs at one size, and how long."""
+
     duration_us: float
     latency_us: float
     algorithm: str

@@ -66,6 +66,7 @@ def plan_hccl(
 
 
 def plan_hccl_send(comm: Communicator, reach: Reach, sizes: np.ndarray) -> list[Planned]:
+    """A send of each of ``sizes``: one step over the link."""
     between = comm.nodes > 1
     transfer = sizes / (1e3 * (reach.node if between else reach.scale_up))
     return [_all_of("p2p", sizes, 0.0 if between else HOP_US, NET_HOP_US if between else 0.0, transfer)]

@@ -49,6 +49,7 @@ class Candidate:
 
 
 def steps(function: str, ranks: int) -> int:
+    """Steps of a ring, each of which moves 1 / ``ranks`` of the buffer."""
     if function == "all_reduce":
         return 2 * (ranks - 1)
     return ranks - 1 if function in ("all_gather", "reduce_scatter") else ranks
@@ -140,12 +141,14 @@ def channels(
 
 
 def clamp_channels(count: int, environment: Environment) -> int:
+    """Within NCCL_MIN_CTAS and NCCL_MAX_CTAS (or their older names)."""
     if environment.max_channels is not None:
         count = min(count, environment.max_channels)
     return max(count, environment.min_channels or 1)
 
 
 def tree_correction(protocol: str, bytes: np.ndarray, entries: int) -> np.ndarray:
+    """NCCL's factor on Tree's bandwidth at each size; 1 beyond the table's first ``entries``."""
     index = np.floor(np.log2(np.maximum(bytes, 1) / 64)).astype(np.int64)
     table = np.array(TREE_CORRECTION[protocol], np.float64)
     return np.where((index >= 0) & (index < entries), table[np.clip(index, 0, 23)], 1.0)

@@ -99,10 +99,12 @@ def slots(tensors: Tensors) -> tuple[TensorMeta, ...]:
 
 
 def nbytes(tensors: Tensors) -> int:
+    """Bytes of all elements of all tensors."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def attributes(reduce: str = "", count: int = 1, **more: Any) -> tuple[tuple[str, Any], ...]:
+    """Attributes of a call (see OpSignature), without those that say nothing."""
     attrs: list[tuple[str, Any]] = []
     if reduce:
         attrs.append(("reduce", reduce))

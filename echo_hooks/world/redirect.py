@@ -69,6 +69,7 @@ def late_patches(world: VirtualWorld) -> list[LatePatches]:
 
 
 def pipelining_patches(world: VirtualWorld, module: ModuleType) -> list[Patch]:
+    """What is replaced in torch.distributed.pipelining.stage, by version of torch."""
     stage, exchange = module.PipelineStage, world.shape_exchange
     if hasattr(stage, "_recv_meta"):
         return [

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 def report(arguments: argparse.Namespace) -> int:
+    """`echo-sim report RUN`."""
     found = _report_of(arguments.run)
     if arguments.json:
         print(found.to_json(), end="")
@@ -40,6 +41,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 
 def trace(arguments: argparse.Namespace) -> int:
+    """`echo-sim trace RUN -o FILE`."""
     saved = arguments.run / PERFETTO_FILE
     zipped = arguments.output.suffix == ".gz"
     if arguments.cluster is None and saved.is_file():
@@ -56,6 +58,7 @@ def trace(arguments: argparse.Namespace) -> int:
 
 
 def memory(arguments: argparse.Namespace) -> int:
+    """`echo-sim memory RUN`."""
     run = read_run(arguments.run)
     console = Console()
     for role in _roles(run, arguments.role):
@@ -64,6 +67,7 @@ def memory(arguments: argparse.Namespace) -> int:
 
 
 def compose(arguments: argparse.Namespace) -> int:
+    """`echo-sim compose RUN --cluster ...`; 3 when the plan works on none of the clusters."""
     clusters = arguments.cluster
     if arguments.output is not None and len(clusters) > 1:
         raise UsageError(f"-o {arguments.output}: one directory holds one cluster's report; {len(clusters)} were given")
@@ -92,6 +96,7 @@ def compose(arguments: argparse.Namespace) -> int:
 
 
 def compare(arguments: argparse.Namespace) -> int:
+    """`echo-sim compare RUN MEASURED`."""
     found = _report_of(arguments.run)
     print_comparison(compare_with(found, read_measured(arguments.measured)), Console())
     return 0

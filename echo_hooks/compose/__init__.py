@@ -25,9 +25,6 @@ from echo_hooks.graph.problems import Problem
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import RankTrace
 
-SHARED_LINKS_RANKS = 16384
-"""Beyond it the loads of every pair of ranks would take longer to list than the plan to simulate."""
-
 __all__ = ["Band", "Breakdown", "Composition", "CriticalPath", "Timeline", "Variability", "check", "compose"]
 
 
@@ -52,8 +49,8 @@ def compose(
     ``traces``: by traced rank, durations filled. ``host_launch_us``: host time of a kernel launch that the trace could
     not see. ``folded=False`` simulates every rank by itself; the times are the same. ``slow_ranks``: factor on the
     kernel times of a rank (1.1: ten percent slower). ``overlap``: how much kernels and communication slow each other
-    down. ``share_links``: operations that load one link of the network share it max-min fairly (up to
-    SHARED_LINKS_RANKS ranks). ``variability``: how to find the band of the step time; None for no band.
+    down. ``share_links``: operations that load one link of the network share it max-min fairly. ``variability``: how
+    to find the band of the step time; None for no band.
 
     Step time. A copy is complete on a rank when its host has come to the end and its streams have run dry of the
     copy's work. With d(k) the completion of copy k, the period is the largest d(last) - d(first) of any rank over
@@ -90,12 +87,9 @@ def compose(
             host_launch_us=host_launch_us,
             kernel_scale=scales,
             overlap=overlap,
-            share_links=share_links and world_size <= SHARED_LINKS_RANKS,
+            share_links=share_links,
         )
         problems = problems or done.problems
-        if share_links and world_size > SHARED_LINKS_RANKS and costs.capacity:
-            limit = f"links are not shared in worlds of more than {SHARED_LINKS_RANKS} ranks"
-            problems = [*problems, Problem("warning", f"{limit}: every operation runs as if alone on its links")]
         if done.state is not None:
             composition = measure(done.world, done.partition, done.tables, done.state, repeat, host_launch_us)
             if variability is not None:

@@ -18,9 +18,12 @@ from echo_hooks.errors import UsageError
 def measure(
     world: World, partition: Partition, tables: Tables, state: State, repeat: int, host_launch_us: float
 ) -> Composition:
-    """The last of ``repeat`` copies as a Composition, without its problems."""
+    """The last of ``repeat`` copies as a Composition, without its problems. Uses ``state`` up: its times become the
+    timelines'."""
     done = completions(world, partition, tables, state, repeat)
+    path = critical_path(world, tables, state, repeat, host_launch_us, done)
     origin = float(state.origin.min())
+    path.begin_us, path.end_us = path.begin_us - origin, path.end_us - origin
     timelines = []
     for c, ranks in enumerate(partition.ranks()):
         program = world.programs[world.role_of[ranks[0]]]
@@ -30,8 +33,6 @@ def measure(
     steps = {p.steps for p in world.programs}
     if len(steps) > 1:
         raise UsageError(f"the ranks' programs hold different numbers of steps: {sorted(steps)}")
-    path = critical_path(world, tables, state, repeat, host_launch_us, done)
-    path.begin_us, path.end_us = path.begin_us - origin, path.end_us - origin
     return Composition(
         step_time_us=max(t.breakdown.step_us for t in timelines),
         timelines=timelines,
@@ -68,8 +69,9 @@ def _timeline(
     n = program.n
     last = int(tables.classes.last0[c])
     instance = int(tables.classes.instance0[c]) + (repeat - 1) * n
-    start, ready = state.start[last : last + n].copy(), state.ready[last : last + n].copy()
-    issue, end = state.issue[instance : instance + n].copy(), state.end[instance : instance + n].copy()
+    # Views, moved to the rank's own clock in place: copies would double the memory of an unfolded world.
+    start, ready = state.start[last : last + n], state.ready[last : last + n]
+    issue, end = state.issue[instance : instance + n], state.end[instance : instance + n]
     end[program.action == SYNC] = np.nan  # the engine keeps when the host went on there
 
     names: list[str] = []
@@ -82,17 +84,20 @@ def _timeline(
     name_of = np.full(n, -1, np.int64)
     name_of[program.call_record] = np.asarray(name_of_port, np.int64)[program.call_port] if names else -1
     parts = breakdown(program.program.kind, name_of, names, start, ready, end, until, period, program.steps)
+    slowdown = _slowdown(program, tables, state, c, repeat, start, end)
     zero = float(state.origin[c])
+    for times in (issue, start, ready, end):
+        times -= zero
     return Timeline(
         representative=int(ranks[0]),
         ranks=tuple(ranks.tolist()),
         role=program.role.name,
         program=program.program,
-        issue_us=issue - zero,
-        start_us=start - zero,
-        ready_us=ready - zero,
-        end_us=end - zero,
-        slowdown=_slowdown(program, tables, state, c, repeat, start, end),
+        issue_us=issue,
+        start_us=start,
+        ready_us=ready,
+        end_us=end,
+        slowdown=slowdown,
         breakdown=parts,
         offset_us=zero - origin,
     )

@@ -43,6 +43,7 @@ def compose(
     overlap: Overlap | None = None,
     share_links: bool = True,
     variability: Variability | None = None,
+    slack: bool = False,
 ) -> Composition:
     """Simulate ``repeat`` copies of every rank's program back to back and measure the last.
 
@@ -50,7 +51,8 @@ def compose(
     not see. ``folded=False`` simulates every rank by itself; the times are the same. ``slow_ranks``: factor on the
     kernel times of a rank (1.1: ten percent slower). ``overlap``: how much kernels and communication slow each other
     down. ``share_links``: operations that load one link of the network share it max-min fairly. ``variability``: how
-    to find the band of the step time; None for no band.
+    to find the band of the step time; None for no band. ``slack``: work out every record's slack too (in worlds of up
+    to ``slack.MOST_RECORDS`` records).
 
     Step time. A copy is complete on a rank when its host has come to the end and its streams have run dry of the
     copy's work. With d(k) the completion of copy k, the period is the largest d(last) - d(first) of any rank over
@@ -91,7 +93,7 @@ def compose(
         )
         problems = problems or done.problems
         if done.state is not None:
-            composition = measure(done.world, done.partition, done.tables, done.state, repeat, host_launch_us)
+            composition = measure(done.world, done.partition, done.tables, done.state, repeat, host_launch_us, slack)
             if variability is not None:
                 composition.band = _band(done, costs, repeat, host_launch_us, scales, composition, variability)
     composition.problems = problems

@@ -36,8 +36,9 @@ class Timeline:
     Arrays run over the records of ``program``, in microseconds from the start of the step on the representative's
     host clock: ``issue_us`` when the host issued the record, ``start_us``/``end_us`` when it ran (NaN for records
     that never run on a stream). For communication ``ready_us`` is when the last member had arrived (data moves from
-    then on). ``slowdown``: duration over duration alone, 1.0 where nothing overlapped. Adding ``offset_us`` puts the
-    timelines of one composition on a common clock.
+    then on). ``slowdown``: duration over duration alone, 1.0 where nothing overlapped. ``slack_us``: how much later the
+    record could end (one without an end: be issued) before the step's last rank ends later; 0 on the critical path,
+    None where it was not worked out. Adding ``offset_us`` puts the timelines of one composition on a common clock.
     """
 
     representative: int
@@ -51,6 +52,7 @@ class Timeline:
     slowdown: np.ndarray
     breakdown: Breakdown
     offset_us: float = 0.0
+    slack_us: np.ndarray | None = None
 
 
 @dataclass

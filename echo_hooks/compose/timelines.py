@@ -10,18 +10,26 @@ from echo_hooks.compose.engine import State
 from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.programs import SYNC, RoleProgram
 from echo_hooks.compose.result import Breakdown, Composition, Timeline
+from echo_hooks.compose.slack import record_slack
 from echo_hooks.compose.tables import Tables
 from echo_hooks.compose.world import World
 from echo_hooks.errors import UsageError
 
 
 def measure(
-    world: World, partition: Partition, tables: Tables, state: State, repeat: int, host_launch_us: float
+    world: World,
+    partition: Partition,
+    tables: Tables,
+    state: State,
+    repeat: int,
+    host_launch_us: float,
+    with_slack: bool = False,
 ) -> Composition:
     """The last of ``repeat`` copies as a Composition, without its problems. Uses ``state`` up: its times become the
     timelines'."""
     done = completions(world, partition, tables, state, repeat)
     path = critical_path(world, tables, state, repeat, host_launch_us, done)
+    slack = record_slack(tables, state, repeat, host_launch_us, float(done[:, -1].max())) if with_slack else None
     origin = float(state.origin.min())
     path.begin_us, path.end_us = path.begin_us - origin, path.end_us - origin
     timelines = []
@@ -30,6 +38,10 @@ def measure(
         period = float(done[c, -1] - done[c, 0]) / (repeat - 1)
         timelines.append(_timeline(world, tables, state, c, ranks, repeat, float(done[c, -1]), period, origin))
         timelines[-1].breakdown.step_us = period / program.steps
+        if slack is not None:
+            last = int(tables.classes.last0[c])
+            # What only rounding makes differ from 0 is on the critical path.
+            timelines[-1].slack_us = np.where(np.abs(mine := slack[last : last + program.n]) > 1e-6, mine, 0.0)
     steps = {p.steps for p in world.programs}
     if len(steps) > 1:
         raise UsageError(f"the ranks' programs hold different numbers of steps: {sorted(steps)}")
@@ -117,7 +129,10 @@ def _slowdown(
     with np.errstate(divide="ignore", invalid="ignore"):
         slowdown = taken / alone
     # What only rounding makes differ from 1 was not slowed down.
-    return np.where((alone > 0) & (np.abs(slowdown - 1.0) > 1e-9) & ~np.isnan(slowdown), slowdown, 1.0)
+    slowed = (alone > 0) & (np.abs(slowdown - 1.0) > 1e-9) & ~np.isnan(slowdown)
+    if not slowed.any():
+        return np.broadcast_to(1.0, program.n)  # in an unfolded world as large as all other times of a rank
+    return np.where(slowed, slowdown, 1.0)
 
 
 def _busy(parts: Breakdown) -> float:

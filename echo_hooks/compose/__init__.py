@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from echo_hooks.compose.check import check
+from echo_hooks.compose.concurrency import communicators_at_once
 from echo_hooks.compose.costs import Costs, Network
 from echo_hooks.compose.folding import unfolded
 from echo_hooks.compose.interference import Overlap
@@ -94,6 +95,8 @@ def compose(
         problems = problems or done.problems
         if done.state is not None:
             composition = measure(done.world, done.partition, done.tables, done.state, repeat, host_launch_us, slack)
+            at_once = communicators_at_once(composition.timelines, groups)
+            composition.notes = [at_once] if at_once else []
             if variability is not None:
                 composition.band = _band(done, costs, repeat, host_launch_us, scales, composition, variability)
     composition.problems = problems

@@ -85,7 +85,8 @@ class Band:
 class Composition:
     """``step_time_us``: period of the steady state, over all ranks. ``critical``: index of the timeline with the
     longest busy path. ``evidence``: share (0 to 1) of the critical path's time by kind of truth ("measured",
-    "profiled", "modelled", "assumed"). With ``problems`` of kind "hang" or "mismatch" there are no timelines.
+    "profiled", "modelled", "assumed"). ``notes``: what is legal, but worth knowing. With ``problems`` of kind "hang" or
+    "mismatch" there are no timelines.
     """
 
     step_time_us: float
@@ -95,4 +96,5 @@ class Composition:
     problems: list[Problem] = field(default_factory=list)
     critical_path: CriticalPath | None = None
     band: Band | None = None
+    notes: list[str] = field(default_factory=list)
     seconds: float = 0.0

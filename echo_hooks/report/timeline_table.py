@@ -15,8 +15,8 @@ _TIMES = ("issue_us", "start_us", "ready_us", "end_us", "slowdown", "slack_us")
 
 def write_timeline(path: Path, composition: Composition) -> None:
     """One row per record: ``class`` (index of the timeline), ``rank`` (its representative), ``role``, ``record`` (row
-    of the step's program), times in microseconds on the representative's clock, ``slowdown``, ``slack_us``. NaN: never ran, or not worked
-    out."""
+    of the step's program), times in microseconds on the representative's clock, ``slowdown``, ``slack_us``. NaN: it
+    never ran, or the slack was not worked out."""
     timelines = composition.timelines
     lengths = [len(t.program) for t in timelines]
     classes = np.repeat(np.arange(len(timelines), dtype=np.int32), lengths)

@@ -56,6 +56,17 @@ def test_jitter_averages_out_and_the_slower_rank_decides():
     assert found.p10_us > 4000
 
 
+def test_host_times_move_together():
+    """A step of nothing but host time is as wrong as that."""
+    plan = Plan(1)
+    rank = plan.rank(0)
+    for _ in range(50):
+        rank.run(1, host=10)
+    rank.sync()
+    found = plan.compose(variability=Variability(samples=4000, sigma=CERTAIN, host_sigma=0.1)).band
+    assert found.p90_us / found.p50_us == pytest.approx(np.exp(0.1 * 1.2816), rel=0.01)
+
+
 def test_noise_is_each_ranks_own_though_folded():
     """Two ranks of one role: the later of two independent sums decides, as if simulated unfolded."""
     plan = Plan(2)

@@ -24,7 +24,6 @@ from echo_hooks.graph.rundir import RankTrace
 MAX_LAUNCH_GAP_US = 20.0
 """An idle time of the device before an operation, up to this, is its launch's and counts as the operation's."""
 
-_SYNCS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 
 # torch.profiler's names (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, RECORD_PARAM_COMMS) to Echo's.
 _COLLECTIVES = {
@@ -138,7 +137,7 @@ class _Importer:
                 self._sync(call, list(range(len(self._issued))))
             elif call.name == "cudaEventSynchronize":
                 self._sync_with_event(call)
-            elif call.name in _SYNCS:
+            elif call.name == "cudaStreamSynchronize":  # of the stream in use, as the trace does not say
                 stream = last_stream.get(thread, 0)
                 self._sync(call, [stream], stream=stream)
         self._row(Kind.MARK, end, op=self._ops.add(OpSignature("step_end")), seq=steps - 1)

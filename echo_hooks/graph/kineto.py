@@ -127,19 +127,19 @@ class _Importer:
                     waiting.discard(thread)
                 last_stream[thread] = self._stream[works[-1].stream]
                 if call.name.startswith("cudaMemcpy") and works[-1].end_us <= call.end_us:
-                    self._sync(call, [last_stream[thread]], begin_us=works[-1].end_us, stream=last_stream[thread])
+                    self._sync(call, self._clock, [last_stream[thread]], stream=last_stream[thread])
             elif call.name == "record_param_comms":
                 if str(call.args.get("Collective name")).startswith(("send", "recv")):
                     parts[thread].append(call)
             elif call.name == "cudaStreamWaitEvent":
                 waiting.add(thread)
             elif call.name == "cudaDeviceSynchronize":
-                self._sync(call, list(range(len(self._issued))))
+                self._sync(call, call.start_us, list(range(len(self._issued))))
             elif call.name == "cudaEventSynchronize":
                 self._sync_with_event(call)
             elif call.name == "cudaStreamSynchronize":  # of the stream in use, as the trace does not say
                 stream = last_stream.get(thread, 0)
-                self._sync(call, [stream], stream=stream)
+                self._sync(call, call.start_us, [stream], stream=stream)
         self._row(Kind.MARK, end, op=self._ops.add(OpSignature("step_end")), seq=steps - 1)
         for kind, values in self._with_events():
             self._builder.append(kind, **values)
@@ -184,9 +184,7 @@ class _Importer:
         for other, issued in enumerate(self._issued):
             if other == stream:
                 continue
-            place = len(issued) - 1
-            while place >= 0 and issued[place].end_us > work.start_us:
-                place -= 1
+            place = _last_ended(issued, work.start_us)
             if place > self._awaited.get((stream, other), -1):
                 self._awaited[stream, other] = place
                 self._inferred += 1
@@ -198,16 +196,16 @@ class _Importer:
     def _event_behind(self, record: int) -> int:
         return self._event_of.setdefault(record, len(self._event_of))
 
-    def _sync(self, call: Call, streams: list[int], begin_us: float | None = None, stream: int = -1) -> None:
+    def _sync(self, call: Call, at_us: float, streams: list[int], stream: int = -1) -> None:
         """The host waits for all issued on ``streams``; what the call takes beyond that is host time after it."""
-        at = call.start_us if begin_us is None else min(begin_us, call.end_us)
-        self._row(Kind.SYNC, at, stream=stream)
+        self._row(Kind.SYNC, at_us, stream=stream)
         ends = [self._issued[s][-1].end_us for s in streams if self._issued[s]]
         self._clock = min(max([self._clock, *ends]), max(self._clock, call.end_us))
 
     def _sync_with_event(self, call: Call) -> None:
         """For the last work that had ended when the call returned."""
-        ended = [w for issued in self._issued for w in issued if w.end_us <= call.end_us]
+        places = [_last_ended(issued, call.end_us) for issued in self._issued]
+        ended = [issued[place] for issued, place in zip(self._issued, places) if place >= 0]
         if ended:
             work = max(ended, key=lambda w: w.end_us)
             self._inferred += 1
@@ -283,3 +281,11 @@ class _Importer:
                 stream = row[1]["stream"]
                 rows.append((Kind.RECORD_EVENT, {"stream": stream, "event": self._event_of[record]}))
         return rows
+
+
+def _last_ended(issued: list[Work], time_us: float) -> int:
+    """Place of the last work of a stream that had ended by ``time_us``; -1 for none."""
+    place = len(issued) - 1
+    while place >= 0 and issued[place].end_us > time_us:
+        place -= 1
+    return place

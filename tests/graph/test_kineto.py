@@ -126,6 +126,28 @@ def test_replayed_it_takes_what_was_measured(tmp_path):
     assert [t.breakdown.waiting_us for t in result.timelines] == [0.0, 20.0]
 
 
+def test_the_host_waits_for_an_event_and_for_a_blocking_copy(tmp_path):
+    trace = two_steps()
+    end = trace.events[-1]["ts"] + trace.events[-1]["dur"]
+    trace.launch(end + 4, end + 6, 20)
+    trace.launch(end + 8, end + 26, 50)
+    trace.call("cudaEventSynchronize", end + 12, 16)  # until the first kernel's end at 26, and 2 to wake up
+    trace.correlation += 1
+    trace.add("cuda_runtime", "cudaMemcpyAsync", end + 30, 50, correlation=trace.correlation)
+    trace.add("gpu_memcpy", "Memcpy DtoH", end + 76, 3, stream=7, correlation=trace.correlation, bytes=64)
+    trace.add("user_annotation", "Optimizer.step#AdamW.step", end + 81, 2)
+    trace.call("cudaDeviceSynchronize", end + 90, 4)
+    program = read_kineto(trace.write(tmp_path / "t.json"), 0).trace.program
+    last = program.slice(len(program) - 8, len(program))
+    assert [Kind(k).name for k in last.kind] == [
+        *("COMPUTE", "RECORD_EVENT", "COMPUTE", "SYNC", "COPY", "SYNC", "SYNC", "MARK"),
+    ]
+    assert last.event[3] == last.event[1] >= 0 and last.event[5] == -1 and last.stream[[5, 6]].tolist() == [0, -1]
+    # 2 to wake up before; issued at 6, 10, 12; the wait ends at 26, the copy is issued at 76 and ends at 79; then 90, 94.
+    assert last.host_us.tolist() == [8, 0, 4, 2, 50, 0, 11, 4]
+    assert last.bytes[4] == 64
+
+
 def test_grouped_sends(tmp_path):
     trace = two_steps()
     end = trace.events[-1]["ts"] + trace.events[-1]["dur"]

@@ -143,7 +143,7 @@ def test_the_host_waits_for_an_event_and_for_a_blocking_copy(tmp_path):
         *("COMPUTE", "RECORD_EVENT", "COMPUTE", "SYNC", "COPY", "SYNC", "SYNC", "MARK"),
     ]
     assert last.event[3] == last.event[1] >= 0 and last.event[5] == -1 and last.stream[[5, 6]].tolist() == [0, -1]
-    # 2 to wake up before; issued at 6, 10, 12; the wait ends at 26, the copy is issued at 76 and ends at 79; then 90, 94.
+    # 2 to wake up before; issued at 6, 10, 12; the wait ends at 26, the copy begins at 76, ends at 79; then 90, 94.
     assert last.host_us.tolist() == [8, 0, 4, 2, 50, 0, 11, 4]
     assert last.bytes[4] == 64
 

@@ -126,7 +126,7 @@ def stage_program(
     rows += [kernel(ops["adam"], 900.0) for _ in range(12)]
     rows.append(collective(ops["all_gather"], groups["dp"], 2 * 175_000_000_000 // TP // PP))
     rows += [{"kind": Kind.SYNC, "host_us": 10.0}, {"kind": Kind.MARK, "op": ops["step_end"]}]
-    columns = {
+    columns: dict[str, np.ndarray] = {
         name: np.asarray([row.get(name, DEFAULTS.get(name)) for row in rows], dtype=dtype)
         for name, dtype in COLUMNS.items()
     }

@@ -50,8 +50,8 @@ class Variability:
     of all ranks get one together, with ``host_sigma``; and every single kernel one more, independent, with sigma
     ``jitter`` (noise of the machine). The noise is each rank's own in worlds of up to NOISY_RECORDS records; in larger
     ones it is drawn per simulated class, and the slowest of many equal ranks does not show. ``most_records``: take
-    fewer samples where all of them together would simulate more records than this, and give no band if that leaves under
-    FEWEST_SAMPLES.
+    fewer samples where all of them together would simulate more records than this, and give no band if that leaves
+    under FEWEST_SAMPLES.
     """
 
     samples: int = 32

@@ -92,6 +92,7 @@ def _compose(
         host_launch_us=cluster.accelerator.host_launch_us,
         slow_ranks=slow_ranks,
         variability=variability,
+        slack=True,
     )
     return composition, unpriced
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from echo_hooks.compose.check import check
+from echo_hooks.compose.concurrency import communicators_at_once
 from echo_hooks.compose.costs import Costs, Network
 from echo_hooks.compose.folding import unfolded
 from echo_hooks.compose.interference import Overlap
@@ -24,9 +25,6 @@ from echo_hooks.graph.groups import GroupTable
 from echo_hooks.graph.problems import Problem
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import RankTrace
-
-SHARED_LINKS_RANKS = 16384
-"""Beyond it the loads of every pair of ranks would take longer to list than the plan to simulate."""
 
 __all__ = ["Band", "Breakdown", "Composition", "CriticalPath", "Timeline", "Variability", "check", "compose"]
 
@@ -46,14 +44,16 @@ def compose(
     overlap: Overlap | None = None,
     share_links: bool = True,
     variability: Variability | None = None,
+    slack: bool = False,
 ) -> Composition:
     """Simulate ``repeat`` copies of every rank's program back to back and measure the last.
 
     ``traces``: by traced rank, durations filled. ``host_launch_us``: host time of a kernel launch that the trace could
     not see. ``folded=False`` simulates every rank by itself; the times are the same. ``slow_ranks``: factor on the
     kernel times of a rank (1.1: ten percent slower). ``overlap``: how much kernels and communication slow each other
-    down. ``share_links``: operations that load one link of the network share it max-min fairly (up to
-    SHARED_LINKS_RANKS ranks). ``variability``: how to find the band of the step time; None for no band.
+    down. ``share_links``: operations that load one link of the network share it max-min fairly. ``variability``: how
+    to find the band of the step time; None for no band. ``slack``: work out every record's slack too (in worlds of up
+    to ``slack.MOST_RECORDS`` records).
 
     Step time. A copy is complete on a rank when its host has come to the end and its streams have run dry of the
     copy's work. With d(k) the completion of copy k, the period is the largest d(last) - d(first) of any rank over
@@ -90,14 +90,13 @@ def compose(
             host_launch_us=host_launch_us,
             kernel_scale=scales,
             overlap=overlap,
-            share_links=share_links and world_size <= SHARED_LINKS_RANKS,
+            share_links=share_links,
         )
         problems = problems or done.problems
-        if share_links and world_size > SHARED_LINKS_RANKS and costs.capacity:
-            limit = f"links are not shared in worlds of more than {SHARED_LINKS_RANKS} ranks"
-            problems = [*problems, Problem("warning", f"{limit}: every operation runs as if alone on its links")]
         if done.state is not None:
-            composition = measure(done.world, done.partition, done.tables, done.state, repeat, host_launch_us)
+            composition = measure(done.world, done.partition, done.tables, done.state, repeat, host_launch_us, slack)
+            at_once = communicators_at_once(composition.timelines, groups)
+            composition.notes = [at_once] if at_once else []
             if variability is not None:
                 composition.band = _band(done, costs, repeat, host_launch_us, scales, composition, variability)
     composition.problems = problems

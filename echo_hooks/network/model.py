@@ -123,6 +123,14 @@ class CommunicationModel:
             cost = self._costs[key] = self._cost(point, traffic, bytes)
         return cost
 
+    def loads_of_sends(
+        self, source: np.ndarray, destination: np.ndarray, bytes: int, cost: Cost
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The loads of many sends of ``bytes`` that each cost ``cost``: (place of the send, resource, bytes there)."""
+        send, resource = self._links.ways(source, destination)
+        most = self._links.capacity(resource) * (cost.duration_us - cost.latency_us)
+        return send, resource, np.minimum(bytes * WIRE[cost.protocol], most)
+
     def placement(self, ranks: tuple[int, ...]) -> Placement:
         return self._place(ranks)
 

@@ -175,38 +175,53 @@ class Links:
         return Traffic(index, np.array([b for _, b in loads]), self._capacity[list(index)])
 
     def pairs(self, source: np.ndarray, destination: np.ndarray, bytes: np.ndarray) -> Traffic:
-        """Sends from rank to rank (arrays of one length): over the node's links, or over NICs and uplinks.
+        """Sends from rank to rank (arrays of one length): over the node's links, or over NICs and uplinks."""
+        send, resource = self.ways(source, destination)
+        used, at = np.unique(resource, return_inverse=True)
+        load = np.bincount(at.reshape(-1), weights=bytes[send], minlength=len(used))
+        used, load = used[load != 0], load[load != 0]
+        return Traffic(tuple(used.tolist()), load, self._capacity[used])
+
+    def ways(self, source: np.ndarray, destination: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Every link that every send goes over: (place of the send in the arrays, resource), each pair once.
 
         With rails a send goes to the destination's rail inside its own node (PXN), so that the fabric keeps to a rail.
         """
         cluster = self._cluster
         per_node, per_nic = cluster.accelerators_per_node, cluster.accelerators_per_node / cluster.nics_per_node
-        load = np.zeros(len(self.resources))
         here, there = source // per_node, destination // per_node
-        local = here == there
-        np.add.at(load, 2 * source[local], bytes[local])
-        np.add.at(load, 2 * destination[local] + 1, bytes[local])
-        far = ~local
-        if far.any():
-            source, destination, bytes, here, there = (x[far] for x in (source, destination, bytes, here, there))
+        local = np.flatnonzero(here == there)
+        sends, resources = [local, local], [2 * source[local], 2 * destination[local] + 1]
+        far = np.flatnonzero(here != there)
+        if len(far):
+            source, destination, here, there = (x[far] for x in (source, destination, here, there))
             near = source % per_node * cluster.nics_per_node // per_node
             rail = destination % per_node * cluster.nics_per_node // per_node
             if cluster.rails:
                 moved = near != rail
                 relay = here[moved] * per_node + np.ceil(rail[moved] * per_nic).astype(np.int64)
-                np.add.at(load, 2 * source[moved], bytes[moved])
-                np.add.at(load, 2 * relay + 1, bytes[moved])
+                sends += [far[moved], far[moved]]
+                resources += [2 * source[moved], 2 * relay + 1]
                 near = rail
-            np.add.at(load, self._first_nic + 2 * (here * cluster.nics_per_node + near), bytes)
-            np.add.at(load, self._first_nic + 2 * (there * cluster.nics_per_node + rail) + 1, bytes)
+            sends += [far, far]
+            resources += [
+                self._first_nic + 2 * (here * cluster.nics_per_node + near),
+                self._first_nic + 2 * (there * cluster.nics_per_node + rail) + 1,
+            ]
             for level, first in zip(cluster.levels, self._first_uplink):
                 a, b = here // level.nodes, there // level.nodes
                 over = (a != b) & (first >= 0)
                 lane = rail[over] if cluster.rails else 0
-                np.add.at(load, first + 2 * (self._rails * a[over] + lane), bytes[over])
-                np.add.at(load, first + 2 * (self._rails * b[over] + lane) + 1, bytes[over])
-        used = np.flatnonzero(load)
-        return Traffic(tuple(used.tolist()), load[used], self._capacity[used])
+                sends += [far[over], far[over]]
+                resources += [
+                    first + 2 * (self._rails * a[over] + lane),
+                    first + 2 * (self._rails * b[over] + lane) + 1,
+                ]
+        return np.concatenate(sends), np.concatenate(resources)
+
+    def capacity(self, resource: np.ndarray) -> np.ndarray:
+        """Bytes per us of each of ``resource``."""
+        return self._capacity[resource]
 
 
 def blocks(nodes: int, oversubscription: float, cluster: Cluster) -> bool:

@@ -243,7 +243,7 @@ def _notes(run: Run, composition: Composition, flops_notes: list[str]) -> list[d
     if composition.timelines:
         band = composition.band
         sentences[band.basis if band is not None and band.basis else NO_BAND] = []
-        for sentence in flops_notes:
+        for sentence in [*composition.notes, *flops_notes]:
             sentences[sentence] = []
     declared = run.manifest.get("assumptions")
     for item in declared if isinstance(declared, list) else []:

@@ -144,14 +144,8 @@ def _roles(run: Run, wanted: str | None) -> list[Role]:
     return found
 
 
-def _band_text(report: Report) -> str:
-    if report.step_time_p10_ms is None or report.step_time_p90_ms is None:
-        return "-"
-    return f"{duration_text(report.step_time_p10_ms)} to {duration_text(report.step_time_p90_ms)}"
-
-
 def _print_side_by_side(reports: list[Report], console: Console) -> None:
-    cells = table("cluster", "step time", "P10 to P90", "compute", "exposed", "MFU", "tokens/s", "memory", left=1)
+    cells = table("cluster", "step time", "compute", "exposed", "MFU", "tokens/s", "memory", left=1)
     for r in reports:
         parts = r.breakdown or {}
         exposed = sum(parts["exposed_communication"].values()) if parts else None
@@ -159,7 +153,6 @@ def _print_side_by_side(reports: list[Report], console: Console) -> None:
             cells,
             r.cluster["name"],
             duration_text(r.step_time_ms),
-            _band_text(r),
             duration_text(parts.get("compute")),
             duration_text(exposed),
             "-" if r.mfu is None else percent_text(r.mfu),
@@ -169,6 +162,9 @@ def _print_side_by_side(reports: list[Report], console: Console) -> None:
     show(console, cells)
     line(console, "simulated; compute and exposed communication are those of the critical rank, memory of the fullest")
     for r in reports:
+        if r.step_time_p10_ms is not None and r.step_time_p90_ms is not None:
+            band = f"{duration_text(r.step_time_p10_ms)} to {duration_text(r.step_time_p90_ms)}"
+            line(console, f"{r.cluster['name']}: P10 to P90 of the step time {band}")
         for problem in r.problems[:1]:
             more = f" (and {len(r.problems) - 1} more)" if len(r.problems) > 1 else ""
             line(console, f"{r.cluster['name']}: {problem['kind']}: {problem['message']}{more}")

@@ -98,7 +98,10 @@ def other_clusters(data: Path) -> list[dict[str, Any]]:
     ):
         sweep = every.get(f"sweeps.csv ({sweep_id})")
         if sweep is not None:
-            table.append(row(name, compare([sweep], load_cluster(spec), nccl_version=version)))
+            cluster = load_cluster(spec)
+            if "RoCE" in name:
+                cluster = dataclasses.replace(cluster, transport="roce")
+            table.append(row(name, compare([sweep], cluster, nccl_version=version)))
     return table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections import defaultdict
 
 import numpy as np
@@ -177,11 +178,19 @@ def _memory_window(events: dict[str, np.ndarray], begin: int, end: int) -> dict[
     return window
 
 
+_LOOKUP = {"aten.embedding.default": 1, "aten.embedding_dense_backward.default": 1}
+"""Ops of an embedding, and which input holds the indices."""
+
+
 def _tokens(program: Program, ops: list[OpSignature]) -> int:
-    """Tokens looked up in the window: of the module with most lookups, as position tables look up too."""
-    lookups = {i: op for i, op in enumerate(ops) if op.name == "aten.embedding.default" and len(op.inputs) > 1}
-    by_module: dict[int, int] = defaultdict(int)
+    """Tokens trained on in the window: looked up in the module with most lookups, as position tables look up too.
+
+    Where embeddings learn, their backward passes count: an evaluation or a recomputation looks up without one.
+    """
+    counts: dict[str, dict[int, int]] = {name: defaultdict(int) for name in _LOOKUP}
+    lookups = {i: op for i, op in enumerate(ops) if op.name in _LOOKUP and len(op.inputs) > _LOOKUP[op.name]}
     for record in np.flatnonzero(np.isin(program.op, list(lookups)) & (program.kind == Kind.COMPUTE)):
-        shape = lookups[int(program.op[record])].inputs[1].shape
-        by_module[int(program.module[record])] += int(np.prod(shape))
-    return max(by_module.values(), default=0)
+        op = lookups[int(program.op[record])]
+        counts[op.name][int(program.module[record])] += math.prod(op.inputs[_LOOKUP[op.name]].shape)
+    forward, backward = counts.values()
+    return max((backward or forward).values(), default=0)

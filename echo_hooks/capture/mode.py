@@ -92,8 +92,9 @@ class CaptureMode(TorchDispatchMode):
     def _record(self, plan: Plan) -> None:
         if plan.signature is None:
             return
-        if plan.op < 0:
-            plan.op = self.recorder.ops.add(plan.signature)
+        if plan.table is not self.recorder.ops:
+            plan.table = self.recorder.ops
+            plan.op = plan.table.add(plan.signature)
         self.recorder.compute(plan.op)
 
     def _build(self, spec: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
 from torch.utils._pytree import tree_leaves
 
-from echo_hooks.capture import shadows
+from echo_hooks.capture import kernels_only, shadows
 from echo_hooks.capture.costs import signature
 from echo_hooks.devices.pretended import Pretended
-from echo_hooks.graph.ops import OpSignature
+from echo_hooks.graph.ops import OpSignature, OpTable
 
 # Shares its input's storage and launches nothing, though its schema has no alias annotation.
 _VIEWS_WITHOUT_ANNOTATION = {torch.ops.aten._unsafe_view.default}
@@ -74,7 +74,7 @@ class Plan:
     """``outputs`` mirrors what the op returns (one spec, or a list or tuple of specs; None for no tensor).
 
     ``written``: places of the tensors that the op writes. ``signature``: None when nothing runs on the device.
-    ``op``: its index in the recorder's op table, filled on first use. ``shadowed``: worth running on shadows.
+    ``op``: its index in the op ``table`` of the rank that last used the plan. ``shadowed``: worth running on shadows.
     """
 
     outputs: Any
@@ -83,6 +83,7 @@ class Plan:
     device: torch.device
     shadowed: bool
     op: int = -1
+    table: OpTable | None = None
 
 
 def key_of(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -113,7 +114,7 @@ class Planner:
     """
 
     def __init__(self) -> None:
-        self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.fake_mode = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         self._plans: dict[Any, Plan] = {}
 
     def plan(self, func, args: tuple, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Plan:
@@ -136,8 +137,7 @@ class Planner:
             [self._fake(a, fakes) for a in args],
             {k: self._fake(v, fakes) for k, v in kwargs.items()},
         )
-        with self.fake_mode:
-            result = func(*fake_args, **fake_kwargs)
+        result = self._run(func, fake_args, fake_kwargs)
         place_of = {id(tensor): i for i, tensor in reversed(list(enumerate(tensors)))}
         places = _places_by_argument(func, args, kwargs, place_of)
         outputs = _outputs(func, args, result, places, tensors, fakes)
@@ -150,6 +150,17 @@ class Planner:
         if described is not None and not described.bytes_read and not described.bytes_written:
             described = None  # only empty tensors: nothing is launched
         return Plan(outputs, written, described, device, _worth_shadowing(func, outputs))
+
+    def _run(self, func, args, kwargs) -> Any:
+        rule = kernels_only.rule(func)
+        with self.fake_mode:
+            if rule is not None:
+                return rule(*args, **kwargs)
+            try:
+                return func(*args, **kwargs)
+            except (NotImplementedError, UnsupportedOperatorException):
+                pass
+        return kernels_only.run_on_cpu(self.fake_mode, func, args, kwargs)
 
     def _fake(self, value: Any, fakes: dict[int, FakeTensor]) -> Any:
         if isinstance(value, torch.Tensor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from echo_hooks.capture.steps import StepsDone
@@ -16,9 +17,10 @@ def patches(mode: TorchDispatchMode) -> list[Patch]:
 
     def make(start: Callable) -> Callable:
         def start_watched(thread: threading.Thread) -> None:
-            run = thread.run
+            run, of_starter = thread.run, torch._C._is_multithreading_enabled()
 
             def run_watched() -> None:
+                torch._C._set_multithreading_enabled(of_starter)  # backward stays in the thread that asked for it
                 _push_mode(mode)
                 try:
                     run()

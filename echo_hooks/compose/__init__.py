@@ -10,12 +10,14 @@ import numpy as np
 
 from echo_hooks.compose.check import check
 from echo_hooks.compose.costs import Costs, Network
+from echo_hooks.compose.folding import unfolded
 from echo_hooks.compose.interference import Overlap
 from echo_hooks.compose.programs import role_program
 from echo_hooks.compose.result import Band, Breakdown, Composition, CriticalPath, Timeline
-from echo_hooks.compose.simulation import simulate
+from echo_hooks.compose.simulation import Simulation, simulate
+from echo_hooks.compose.tables import build_tables
 from echo_hooks.compose.timelines import measure
-from echo_hooks.compose.variability import Variability, band
+from echo_hooks.compose.variability import NOISY_RECORDS, Variability, band
 from echo_hooks.compose.world import build_world
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.groups import GroupTable
@@ -79,13 +81,14 @@ def compose(
     if not without_steps and all(problem.kind == "unsafe" for problem in problems):
         programs = [role_program(role, traces[role.traced_rank], groups) for role in roles]
         costs = Costs(network, accelerators_per_node)
+        scales = _scales(world_size, slow_ranks)
         done = simulate(
             build_world(world_size, groups, programs),
             costs,
             folded=folded,
             repeat=repeat,
             host_launch_us=host_launch_us,
-            kernel_scale=_scales(world_size, slow_ranks),
+            kernel_scale=scales,
             overlap=overlap,
             share_links=share_links and world_size <= SHARED_LINKS_RANKS,
         )
@@ -96,18 +99,28 @@ def compose(
         if done.state is not None:
             composition = measure(done.world, done.partition, done.tables, done.state, repeat, host_launch_us)
             if variability is not None:
-                composition.band = band(
-                    done.world,
-                    done.partition,
-                    done.tables,
-                    repeat,
-                    host_launch_us,
-                    composition.step_time_us,
-                    variability,
-                )
+                composition.band = _band(done, costs, repeat, host_launch_us, scales, composition, variability)
     composition.problems = problems
     composition.seconds = time.perf_counter() - began
     return composition
+
+
+def _band(
+    done: Simulation,
+    costs: Costs,
+    repeat: int,
+    host_launch_us: float,
+    scales: np.ndarray | None,
+    composition: Composition,
+    variability: Variability,
+) -> Band | None:
+    """The band, on every rank by itself where noise is wanted and the world is small enough for it."""
+    world, partition, tables = done.world, done.partition, done.tables
+    records = repeat * int(np.asarray([p.n for p in world.programs])[world.role_of].sum())
+    if variability.jitter > 0.0 and records <= NOISY_RECORDS and not done.problems:
+        partition = unfolded(world)
+        tables = build_tables(world, partition, costs, repeat, np.ones(world.world_size) if scales is None else scales)
+    return band(world, partition, tables, repeat, host_launch_us, composition.step_time_us, variability)
 
 
 def _scales(world_size: int, slow_ranks: Mapping[int, float] | None) -> np.ndarray | None:

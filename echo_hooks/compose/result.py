@@ -71,11 +71,12 @@ class CriticalPath:
 
 @dataclass(frozen=True)
 class Band:
-    """Quantiles of the step time, in microseconds."""
+    """Quantiles of the step time, in microseconds, and in one sentence what they rest on."""
 
     p10_us: float
     p50_us: float
     p90_us: float
+    basis: str = ""
 
 
 @dataclass

@@ -93,6 +93,8 @@ def program_signature(trace: RankTrace) -> bytes:
     """
     digest = blake2b(str(trace.steps).encode(), digest_size=16)
     ops = np.array([_number(_op_text(op)) for op in trace.ops] + [0], np.int64)  # op -1 finds the appended 0
+    # Who holds a rooted call's buffers is its peer's business; in the prologue nothing runs on them.
+    names = np.array([_number(op.name) for op in trace.ops] + [0], np.int64)
     families = family_ordinals(trace.groups)
     groups = [_number(f"{families[g.family]!r} {g.size}") for g in trace.groups]
     group_numbers = np.array([*groups, 0], np.int64)
@@ -100,7 +102,7 @@ def program_signature(trace: RankTrace) -> bytes:
     talks = np.isin(prologue.kind, (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))
     before = Program({k: v[talks] for k, v in prologue.columns.items()}, prologue.strings, prologue.streams)
     for part, timed in ((before, False), (trace.program, True)):
-        for column in _canonical(part, ops, group_numbers, trace.groups, timed):
+        for column in _canonical(part, ops if timed else names, group_numbers, trace.groups, timed):
             digest.update(np.ascontiguousarray(column, np.dtype("<i8")).tobytes())
     return digest.digest()
 

@@ -27,20 +27,36 @@ INPUT_SIGMA: dict[Evidence, float] = {
 steps gives better ones."""
 
 
+FEWEST_SAMPLES = 8
+"""With fewer there is nothing to read a P10 and a P90 from."""
+
+NOISY_RECORDS = 1_000_000
+"""Records of the whole world, over all copies, up to which noise is drawn for every rank by itself."""
+
+
 @dataclass(frozen=True)
 class Variability:
-    """``samples`` simulations with other inputs, drawn from ``seed``.
+    """At most ``samples`` simulations with other inputs, drawn from ``seed``.
 
     Every distinct operation and call gets a factor of its own, equal on all ranks (an error of its model), log-normal
     with the ``sigma`` of its evidence; and every single kernel one more, independent, with sigma ``jitter`` (noise of
-    the machine). The noise is drawn per simulated class: for the slowest of many equal ranks to show, simulate
-    unfolded.
+    the machine). The noise is each rank's own in worlds of up to NOISY_RECORDS records; in larger ones it is drawn per
+    simulated class, and the slowest of many equal ranks does not show. ``most_records``: take fewer samples where all
+    of them together would simulate more records than this, and give no band if that leaves under FEWEST_SAMPLES.
     """
 
     samples: int = 32
     seed: int = 0
     jitter: float = 0.0
     sigma: Mapping[Evidence, float] = field(default_factory=lambda: INPUT_SIGMA)
+    most_records: int | None = None
+
+    def affordable(self, records: int) -> int:
+        """Samples to take where one simulates ``records`` records; 0 for no band."""
+        if self.most_records is None:
+            return self.samples
+        samples = min(self.samples, self.most_records // max(records, 1))
+        return samples if samples >= min(FEWEST_SAMPLES, self.samples) else 0
 
 
 def band(
@@ -51,15 +67,18 @@ def band(
     host_launch_us: float,
     step_time_us: float,
     variability: Variability,
-) -> Band:
+) -> Band | None:
     """P10, P50 and P90 of ``step_time_us``: the spread of the samples' periods around that of the undisturbed inputs,
-    both with constant durations."""
+    both with constant durations. None where the samples would take too long (``Variability.most_records``)."""
+    samples = variability.affordable(repeat * int(tables.programs.n[tables.classes.role].sum()))
+    if not samples:
+        return None
     rng = np.random.default_rng(variability.seed)
     operations, of_record = _operations(world, variability.sigma)
     calls, of_call = _calls(world, tables, variability.sigma)
     undisturbed = _period(world, partition, tables, repeat, host_launch_us)
     ratios = []
-    for sample in range(variability.samples):
+    for sample in range(samples):
         run_us = tables.programs.run_us * np.exp(operations * rng.standard_normal(len(operations)))[of_record]
         cost_us = tables.classes.cost_us * np.exp(calls * rng.standard_normal(len(calls)))[of_call]
         disturbed = Tables(
@@ -76,7 +95,20 @@ def band(
         )
         ratios.append(period / undisturbed if undisturbed > 0 else 1.0)
     p10, p50, p90 = (float(x) * step_time_us for x in np.quantile(ratios, [0.1, 0.5, 0.9]))
-    return Band(p10, p50, p90)
+    return Band(p10, p50, p90, _basis(variability, samples, len(partition.representative) == world.world_size))
+
+
+def _basis(variability: Variability, samples: int, every_rank: bool) -> str:
+    named = (Evidence.MEASURED, Evidence.PROFILED, Evidence.MODELLED, Evidence.ASSUMED)
+    sigmas = ", ".join(f"{100 * variability.sigma[kind]:g} % {kind.name.lower()}" for kind in named)
+    text = (
+        f"P10 and P90 of the step time are of {samples} simulations (seed {variability.seed}); in each every operation"
+        f" and call is off by a log-normal factor of its own, of sigma {sigmas} (assumed figures)"
+    )
+    if variability.jitter > 0.0:
+        whose = "each rank's own" if every_rank else "one for all ranks of a class, as the world is large"
+        text += f", and every single kernel by another of sigma {100 * variability.jitter:g} % ({whose})"
+    return text
 
 
 def _period(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from echo_hooks.devices.memory import _nested, allocator_of, memory_info
+from echo_hooks.devices.memory import allocator_of, memory_info, nested
 from echo_hooks.devices.state import active
 from echo_hooks.devices.streams import Stream
 from echo_hooks.devices.tables import bindings
@@ -26,7 +26,7 @@ def accelerator_patches() -> list[Patch]:
             "_accelerator_isAllocatorInitialized": lambda: True,
             "_accelerator_emptyCache": lambda: active().allocator.empty_cache(),
             "_accelerator_emptyHostCache": lambda: None,
-            "_accelerator_getDeviceStats": lambda index: _nested(allocator_of(index).stats()),
+            "_accelerator_getDeviceStats": lambda index: nested(allocator_of(index).stats()),
             "_accelerator_resetPeakStats": lambda index: allocator_of(index).reset_peak(),
             "_accelerator_resetAccumulatedStats": lambda index: allocator_of(index).reset_accumulated(),
             "_accelerator_getMemoryInfo": memory_info,

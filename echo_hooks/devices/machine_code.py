@@ -16,7 +16,8 @@ class MachineCode:
     """One executable page of functions; alive, with all their addresses, for the rest of the process.
 
     Both kinds return a 64-bit word in the first result register and 0 in the second, so that a caller may take the
-    result as bool, integer, pointer, ``c10::Device`` or ``c10::Stream`` (device, id 0), as its declaration says.
+    result as bool, integer, pointer, ``c10::Device`` or ``c10::Stream`` (device, id 0), as its declaration says; a
+    constant's bits are in the first floating-point register too, so 0 is also 0.0.
 
     Raises OSError where no executable memory is to be had, NotImplementedError on other processors than x86-64 and
     AArch64.
@@ -41,9 +42,10 @@ class MachineCode:
 
     def _constant_code(self, value: int) -> bytes:
         if self._processor in ("x86_64", "amd64"):
-            return b"\x48\xb8" + struct.pack("<Q", value) + b"\x31\xd2\xc3"  # mov rax, value; xor edx, edx; ret
-        # ldr x0, value; mov x1, #0; ret; (padding); value
-        return struct.pack("<IIIIQ", 0x58000080, 0xD2800001, 0xD65F03C0, 0, value)
+            # mov rax, value; movq xmm0, rax; xor edx, edx; ret
+            return b"\x48\xb8" + struct.pack("<Q", value) + b"\x66\x48\x0f\x6e\xc0\x31\xd2\xc3"
+        # ldr x0, value; fmov d0, x0; mov x1, #0; ret; value
+        return struct.pack("<IIIIQ", 0x58000080, 0x9E670000, 0xD2800001, 0xD65F03C0, value)
 
     def _load_code(self, address: int) -> bytes:
         if self._processor in ("x86_64", "amd64"):

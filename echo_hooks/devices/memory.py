@@ -33,7 +33,7 @@ def memory_patches() -> list[Patch]:
     """The functions of ``torch._C`` below ``torch.cuda.memory``, and its pools."""
     return bindings(
         {
-            "_cuda_memoryStats": lambda device=None: _nested(allocator_of(device).stats()),
+            "_cuda_memoryStats": lambda device=None: nested(allocator_of(device).stats()),
             "_cuda_resetPeakMemoryStats": lambda device=None: allocator_of(device).reset_peak(),
             "_cuda_resetAccumulatedMemoryStats": lambda device=None: allocator_of(device).reset_accumulated(),
             "_cuda_emptyCache": lambda *_: active().allocator.empty_cache(),
@@ -84,7 +84,7 @@ def use_mem_pool(pool: MemPool, device: Any = None):
     yield
 
 
-def _nested(flat: dict[str, int]) -> dict[str, Any]:
+def nested(flat: dict[str, int]) -> dict[str, Any]:
     """{"a.b.c": 1} as {"a": {"b": {"c": 1}}}: the form in which torch's own code expects the statistics."""
     result: dict[str, Any] = {}
     for name, value in flat.items():

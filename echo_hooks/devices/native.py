@@ -98,8 +98,9 @@ class NativeDevice:
         )
         answers |= dict.fromkeys(("init", "setCurrentDevice", "deviceSynchronize"), code.constant(0))
         answers["getPinnedMemoryAllocator"] = code.constant(_cpu_allocator())
-        # Which convolution, batch norm and recurrent kernels are chosen depends on these.
+        # Which convolutions (and whether they keep channels last) and batch norms are chosen depends on these.
         answers["compiledWithCuDNN"] = yes
+        answers["batchnormMinEpsilonCuDNN"] = code.constant(0)  # CUDNN_BN_MIN_EPSILON of <cudnn.h>, 0.0 since 7.5
         for name in slots:
             if name.startswith("supports") and name.endswith(("WithCuDNN", "WithCuDNNv8")):
                 answers[name] = yes
@@ -249,7 +250,11 @@ def _functions(table: ctypes.Array) -> int:
 
 
 def _library(name: str) -> ctypes.CDLL:
-    return ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", name))
+    path = os.path.join(os.path.dirname(torch.__file__), "lib", name)
+    try:
+        return ctypes.CDLL(path)
+    except OSError:
+        raise UsageError(_refusal(f"{path} cannot be loaded", "use an official Linux wheel of torch")) from None
 
 
 def _torch_cpu() -> ctypes.CDLL:

@@ -75,6 +75,41 @@ class StorageView:
         return self._storage.device.type == "cuda"
 
 
+class TypedStorageView:
+    """What ``_typed_storage()`` answers: the same storage counted in elements (FullyShardedDataParallel frees by it)."""
+
+    def __init__(self, storage: Storage, dtype: torch.dtype):
+        self._untyped_storage = StorageView(storage)
+        self.dtype = dtype
+
+    def untyped(self) -> StorageView:
+        return self._untyped_storage
+
+    def _size(self) -> int:
+        return self._untyped_storage.size() // self.dtype.itemsize
+
+    size = __len__ = _size
+
+    def _resize_(self, elements: int) -> TypedStorageView:
+        self._untyped_storage.resize_(elements * self.dtype.itemsize)
+        return self
+
+    resize_ = _resize_
+
+    def _data_ptr(self) -> int:
+        return self._untyped_storage.data_ptr()
+
+    data_ptr = _data_ptr
+
+    @property
+    def device(self) -> torch.device:
+        return self._untyped_storage.device
+
+    @property
+    def is_cuda(self) -> bool:
+        return self._untyped_storage.is_cuda
+
+
 class Pretended(torch.Tensor):
     """A tensor on ``device`` without data.
 
@@ -148,6 +183,11 @@ class Pretended(torch.Tensor):
 
     def untyped_storage(self):
         return StorageView(self.echo_storage)
+
+    def _typed_storage(self):
+        return TypedStorageView(self.echo_storage, self.dtype)
+
+    storage = _typed_storage
 
     def data_ptr(self) -> int:
         base = StorageView(self.echo_storage).data_ptr()

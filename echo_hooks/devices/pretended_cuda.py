@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 from typing import TYPE_CHECKING
 
+import torch
+
 from echo_hooks.devices import selftest
 from echo_hooks.devices.accelerator_api import accelerator_patches
 from echo_hooks.devices.allocator import CachingAllocator
@@ -14,6 +16,7 @@ from echo_hooks.devices.cuda import cuda_patches
 from echo_hooks.devices.memory import memory_patches
 from echo_hooks.devices.native import NativeDevice
 from echo_hooks.devices.random import random_patches
+from echo_hooks.devices.recurrent import RecurrentKernels
 from echo_hooks.devices.state import DeviceState, activate
 from echo_hooks.devices.streams import stream_patches
 from echo_hooks.devices.typed_tensors import typed_tensor_patches
@@ -62,7 +65,7 @@ class PretendedCuda:
         self._state = DeviceState(recorder, accelerator, device_count, local_rank, allocator, nccl_version)
         self._native = NativeDevice(device_count)
         self._patches = PatchSet(device_patches(device_count))
-        self._attention = AttentionKernels()
+        self._kernels = (AttentionKernels(), RecurrentKernels())
         self._installed = False
 
     @property
@@ -78,6 +81,11 @@ class PretendedCuda:
         """Put the device in; the script may be run afterwards. Raises RuntimeError when one is in already."""
         if self._installed:
             raise RuntimeError("the pretended device is installed already")
+        if torch.cuda.is_initialized():
+            raise UsageError(
+                "this process has used a real GPU already: "
+                "start the simulation in a new process, with CUDA_VISIBLE_DEVICES set to nothing"
+            )
         activate(self._state)
         self._state.on_select = self._native.select
         self._installed = True
@@ -85,7 +93,8 @@ class PretendedCuda:
         try:
             self._native.install()
             self._patches.install()
-            self._attention.install()
+            for kernels in self._kernels:
+                kernels.install()
             selftest.check()
         except BaseException:
             self.remove()
@@ -108,7 +117,8 @@ class PretendedCuda:
             return
         self._installed = False
         atexit.unregister(self.remove)
-        self._attention.remove()
+        for kernels in self._kernels:
+            kernels.remove()
         self._patches.remove()
         self._native.remove()
         activate(None)

@@ -47,6 +47,7 @@ def patches() -> list[Patch]:
             "torch.load refuses what it does not know; a saved pretended tensor is only metadata",
             "2.9",
         ),
+        Patch(fake_tensor.log, "disabled", lambda _: True, "it logs what is raised into the script anyway", "2.9"),
         Patch(fake_tensor, "init_gpu_context", lambda _: lambda device: None, "initialises a device", "2.9"),
     ]
 
@@ -67,7 +68,10 @@ def _apply(self, fn, recurse=True):
             grad = None if parameter.grad is None else fn(parameter.grad)
         if new is not parameter:
             parameter.grad = None
-            _set_data(parameter, new)
+            if new.is_meta == parameter.is_meta:
+                _set_data(parameter, new)
+            else:
+                _become(parameter, new)
         if grad is not None:
             parameter.grad = grad
     for name, buffer in self._buffers.items():

@@ -269,6 +269,8 @@ class Recorder:
         return f"{inner} (from {outer})"
 
 
+# Their frames stand between a script and what it calls: context managers, decorators (@deprecated), thread starters.
+_WRAPPERS = ("contextlib.py", "functools.py", "typing_extensions.py", "warnings.py", "threading.py", "runpy.py")
 _FOREIGN: dict[str, bool] = {}
 
 
@@ -278,7 +280,7 @@ def _foreign(filename: str) -> bool:
         torch = sys.modules.get("torch")
         torch_dir = os.path.dirname(getattr(torch, "__file__", "") or "/nonexistent/torch")
         answer = filename.startswith((torch_dir + os.sep, _ECHO + os.sep, "<")) or filename.endswith(
-            (os.sep + "contextlib.py", os.sep + "threading.py", os.sep + "runpy.py")
+            tuple(os.sep + name for name in _WRAPPERS)
         )
         _FOREIGN[filename] = answer
     return answer

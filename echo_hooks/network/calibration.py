@@ -21,7 +21,7 @@ STOCK_BAND = (0.75, 1.6)
 # And where the node was calibrated, but nothing was measured between nodes.
 UNSEEN_NETWORK_BAND = (0.8, 1.6)
 # Hops between nodes in LL and LL128 take about twice what NCCL counts on: 1.9 on a public A100 cluster (32 GPUs,
-# coreweave/nccl-tests), 2.2 and 2.5 on others of 2 nodes.
+# coreweave/nccl-tests), 2.5 on two H200 nodes (kubernetes-sigs/dranet).
 UNSEEN_NET_HOP = {"ll": 2.0, "ll128": 2.0, "simple": 1.0}
 # And each channel takes the proxy thread's time once: 1.5 us in the 16-GPU log of NetX-lab/Echo; NCCL counts on 1 us
 # per posted step on Intel hosts and 2 us on AMD (src/graph/tuning.cc).

@@ -12,6 +12,7 @@ from echo_hooks.errors import UsageError
 from echo_hooks.hardware.cluster import Cluster
 from echo_hooks.network.calibration import Calibration
 from echo_hooks.network.model import CommunicationModel
+from echo_hooks.network.nccl_tables import DEFAULT_VERSION
 from echo_hooks.network.plan import Planned
 from echo_hooks.network.sweeps import Sweep
 
@@ -32,12 +33,11 @@ def model_of(
             f"{cluster.accelerators_per_node}"
         )
     cluster = dataclasses.replace(cluster, nodes=max(cluster.nodes, sweep.nodes))
-    version = sweep.nccl_version or nccl_version
     model = CommunicationModel(
         cluster,
+        nccl_version=sweep.nccl_version or nccl_version or DEFAULT_VERSION,
         environment=dict(sweep.environment),
         calibration=calibration,
-        **({"nccl_version": version} if version else {}),
     )
     ranks = tuple(n * cluster.accelerators_per_node + i for n in range(sweep.nodes) for i in range(per_node))
     return model, ranks

@@ -18,9 +18,19 @@ from echo_hooks.network.hccl import plan_hccl, plan_hccl_exchange, plan_hccl_sen
 from echo_hooks.network.nccl_environment import read_environment
 from echo_hooks.network.nccl_graph import Communicator
 from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, parse_version, tables
+from echo_hooks.network.nccl_tuning_log import TuningTable
 from echo_hooks.network.placement import Placement, place
 from echo_hooks.network.plan import Planned, Rules, plan_collective, plan_exchange, plan_send
-from echo_hooks.network.resources import Links, Loads, Traffic, architecture, blocks, usable_nic, usable_scale_up
+from echo_hooks.network.resources import (
+    Links,
+    Loads,
+    Traffic,
+    architecture,
+    blocks,
+    reached_nic,
+    usable_nic,
+    usable_scale_up,
+)
 
 COLLECTIVES = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce",
@@ -36,6 +46,7 @@ class CommunicationModel:
     """Costs on ``cluster`` with NCCL ``nccl_version`` (Ascend: HCCL), under the job's ``environment`` (NCCL_*, HCCL_*).
 
     ``calibration``: left out, the one that comes with the accelerator, or NCCL's own numbers (``Calibration()``).
+    ``printed``: tuning tables of the real library (``nccl_tuning_log``), which decide for groups of their size.
     ``resources``: the links that ``Cost.loads`` index. ``notes``: what a reader of the numbers should know. Costs
     are remembered, and equal for groups that lie alike.
     Raises UsageError for an unknown version and for a variable that NCCL would refuse.
@@ -48,13 +59,14 @@ class CommunicationModel:
         nccl_version: str = DEFAULT_VERSION,
         environment: Mapping[str, str] = {},
         calibration: Calibration | None = None,
+        printed: Sequence[TuningTable] = (),
     ):
         self._hccl = read_hccl_environment(environment) if cluster.accelerator.vendor == "huawei" else None
         self.cluster = cluster
         self.nccl_version = nccl_version
         self._environment = read_environment(environment)
         # Durations are built on one version: what a hop takes does not depend on what NCCL thought of it.
-        self._rules = Rules(tables(nccl_version), tables("2.30"), self._environment)
+        self._rules = Rules(tables(nccl_version), tables("2.30"), self._environment, tuple(printed))
         if calibration is None:
             calibration = shipped_calibration(cluster.accelerator.name) or Calibration()
         self.calibration = calibration
@@ -346,11 +358,12 @@ class CommunicationModel:
         )
         node = math.inf
         if nodes > 1:
-            node = placement.nics_per_node * nic
+            reached = reached_nic(cluster) / 1e3
+            node = placement.nics_per_node * reached
             for level, spans in zip(cluster.levels, placement.spans):
                 if spans > 1 and blocks(level.nodes, level.oversubscription, cluster):
                     rails = placement.nics_per_node / cluster.nics_per_node if cluster.rails else 1.0
-                    up = level.nodes * cluster.nics_per_node * rails * nic / level.oversubscription
+                    up = level.nodes * cluster.nics_per_node * rails * reached / level.oversubscription
                     node = min(node, up)
         return comm, Reach(scale_up if peer else pci, node)
 

@@ -79,6 +79,9 @@ _XGMI_SHARE = 48 / 64
 # What HCCL counts on of an HCCS link of 28 GB/s (hcomm src/legacy/ascend910, 910B: 18.3).
 _HCCS_SHARE = 18.3 / 28
 _HCCL_NIC_SHARE = 0.8  # of RoCE; same source
+# What large messages get of a NIC's usable rate: InfiniBand and EFA nearly all (public logs of OCI and AWS p5), RoCE
+# 42 of 48 GB/s (two H200 nodes of GKE, kubernetes-sigs/dranet). TCP: assumed as RoCE.
+_FABRIC_SHARE = {"infiniband": 1.0, "efa": 1.0, "roce": 0.87, "tcp": 0.87}
 
 
 def architecture(accelerator: Accelerator) -> str:
@@ -107,6 +110,12 @@ def usable_nic(cluster: Cluster) -> float:
     return min(cluster.nic_bandwidth_bytes_per_s, pci) / 1e6
 
 
+def reached_nic(cluster: Cluster) -> float:
+    """Bytes per us that messages get through a NIC; NCCL's choices go by ``usable_nic``."""
+    share = 1.0 if cluster.accelerator.vendor == "huawei" else _FABRIC_SHARE[cluster.transport]
+    return usable_nic(cluster) * share
+
+
 class Links:
     """The resources of a cluster, numbered: two per accelerator, two per NIC, two per blocking switch (of each rail).
 
@@ -115,7 +124,7 @@ class Links:
 
     def __init__(self, cluster: Cluster):
         self._cluster = cluster
-        scale_up, nic = usable_scale_up(cluster.accelerator), usable_nic(cluster)
+        scale_up, nic = usable_scale_up(cluster.accelerator), reached_nic(cluster)
         self.resources: list[Resource] = []
         for rank in range(cluster.world_size):
             self.resources += [

@@ -81,7 +81,7 @@ def tidy(points: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(best.items()))
 
 
-def bus_over_algorithm(collective: str, ranks: int) -> float:
+def bus_factor(collective: str, ranks: int) -> float:
     """Bus bandwidth over algorithm bandwidth, whatever ran (NVIDIA/nccl-tests doc/PERFORMANCE.md)."""
     if collective == "all_reduce":
         return 2 * (ranks - 1) / ranks

@@ -12,7 +12,7 @@ from echo_hooks.compose.result import Timeline
 from echo_hooks.graph.groups import GroupTable
 from echo_hooks.graph.ops import OpSignature
 from echo_hooks.graph.program import Kind
-from echo_hooks.network.sweeps import bus_over_algorithm
+from echo_hooks.network.sweeps import bus_factor
 
 COMMUNICATION = (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
 COMPUTE = (Kind.COMPUTE, Kind.COPY)
@@ -78,7 +78,7 @@ def communication_rows(
                 time_ms=time_us / 1e3 / steps,
                 waiting_ms=length(union(start, ready)) / 1e3 / steps,
                 exposed_ms=max(0.0, time_us - overlap(moving, busy)) / 1e3 / steps,
-                busbw_bytes_per_s=payload * bus_over_algorithm(operation, size) / (time_us * 1e-6)
+                busbw_bytes_per_s=payload * bus_factor(operation, size) / (time_us * 1e-6)
                 if payload and time_us
                 else None,
             )

@@ -6,7 +6,7 @@ import argparse
 import gzip
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -14,7 +14,7 @@ from echo_hooks.errors import UsageError
 from echo_hooks.graph.problems import BROKEN_PLAN
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import Run, atomic_write, read_run
-from echo_hooks.hardware.cluster import load_cluster
+from echo_hooks.hardware.cluster import Cluster, load_cluster
 from echo_hooks.report.comparison import compare as compare_with
 from echo_hooks.report.comparison import print_comparison, read_measured
 from echo_hooks.report.files import write_files
@@ -24,6 +24,7 @@ from echo_hooks.report.quantities import bytes_text, duration_text, percent_text
 from echo_hooks.report.report import PERFETTO_FILE, REPORT_FILE, Report, read_report
 from echo_hooks.report.terminal import print_report
 from echo_hooks.report.text import line, row, show, table
+from echo_launch.variations import parse_jitter, parse_slow
 
 if TYPE_CHECKING:
     from echo_hooks.analysis import Analysis
@@ -51,7 +52,7 @@ def trace(arguments: argparse.Namespace) -> int:
             raise UsageError(f"{saved}: damaged ({error})") from None
     else:
         run = read_run(arguments.run)
-        write_perfetto(arguments.output, run, _analyse(run, arguments.cluster).composition)
+        write_perfetto(arguments.output, run, _analyse(run, _cluster(run, arguments.cluster)).composition)
     print(f"{arguments.output}: open it at https://ui.perfetto.dev")
     return 0
 
@@ -70,10 +71,17 @@ def compose(arguments: argparse.Namespace) -> int:
     clusters = arguments.cluster
     if arguments.output is not None and len(clusters) > 1:
         raise UsageError(f"-o {arguments.output}: one directory holds one cluster's report; {len(clusters)} were given")
+    jitter = parse_jitter(arguments.jitter)
+    if arguments.seed < 0:
+        raise UsageError(f"--seed {arguments.seed}: a whole number from 0 is needed")
     reports = []
     for text in clusters:
         run = read_run(arguments.run)  # anew for each: durations are filled in place
-        analysis = _analyse(run, text, folded=not arguments.unfolded)
+        described = _cluster(run, text)
+        slow = parse_slow(arguments.slow_node, arguments.slow_rank, run.world_size, described.accelerators_per_node)
+        analysis = _analyse(
+            run, described, folded=not arguments.unfolded, slow_ranks=slow, jitter=jitter, seed=arguments.seed
+        )
         reports.append(analysis.report)
         if arguments.output is not None:
             write_files(arguments.output, run, analysis.composition, analysis.report)
@@ -103,19 +111,25 @@ def _report_of(directory: Path) -> Report:
     """The saved report, or one composed now for the cluster that the run was made for."""
     if (directory / REPORT_FILE).is_file():
         return read_report(directory / REPORT_FILE)
-    return _analyse(read_run(directory), None).report
+    run = read_run(directory)
+    return _analyse(run, _cluster(run, None)).report
 
 
-def _analyse(run: Run, cluster: str | None, *, folded: bool = True) -> Analysis:
+def _cluster(run: Run, text: str | None) -> Cluster:
+    """The cluster named by ``text``, else the one that the run was made for; UsageError when the run does not fit."""
+    name = text if text is not None else run.manifest.get("cluster")
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"{run.path}/manifest.json names no cluster; say one: echo-sim compose RUN --cluster ...")
+    described = load_cluster(name)
+    if described.world_size < run.world_size:
+        raise UsageError(f"cluster {name} has {described.world_size} accelerators, the run has {run.world_size} ranks")
+    return described
+
+
+def _analyse(run: Run, cluster: Cluster, **options: Any) -> Analysis:
     from echo_hooks.analysis import analyse  # late: the engine's compiled parts take a second to load
 
-    text = cluster if cluster is not None else run.manifest.get("cluster")
-    if not isinstance(text, str) or not text:
-        raise UsageError(f"{run.path}/manifest.json names no cluster; say one: echo-sim compose RUN --cluster ...")
-    described = load_cluster(text)
-    if described.world_size < run.world_size:
-        raise UsageError(f"cluster {text} has {described.world_size} accelerators, the run has {run.world_size} ranks")
-    return analyse(run, described, folded=folded)
+    return analyse(run, cluster, **options)
 
 
 def _roles(run: Run, wanted: str | None) -> list[Role]:
@@ -130,8 +144,14 @@ def _roles(run: Run, wanted: str | None) -> list[Role]:
     return found
 
 
+def _band_text(report: Report) -> str:
+    if report.step_time_p10_ms is None or report.step_time_p90_ms is None:
+        return "-"
+    return f"{duration_text(report.step_time_p10_ms)} to {duration_text(report.step_time_p90_ms)}"
+
+
 def _print_side_by_side(reports: list[Report], console: Console) -> None:
-    cells = table("cluster", "step time", "compute", "exposed", "MFU", "tokens/s", "memory", left=1)
+    cells = table("cluster", "step time", "P10 to P90", "compute", "exposed", "MFU", "tokens/s", "memory", left=1)
     for r in reports:
         parts = r.breakdown or {}
         exposed = sum(parts["exposed_communication"].values()) if parts else None
@@ -139,6 +159,7 @@ def _print_side_by_side(reports: list[Report], console: Console) -> None:
             cells,
             r.cluster["name"],
             duration_text(r.step_time_ms),
+            _band_text(r),
             duration_text(parts.get("compute")),
             duration_text(exposed),
             "-" if r.mfu is None else percent_text(r.mfu),

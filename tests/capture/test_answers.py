@@ -89,7 +89,7 @@ def test_copies_between_tensors_of_the_device_are_kernels(echo):
 def test_numpy_refuses_as_torch_does(echo):
     with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy"):
         unknown(2).numpy()
-    with pytest.raises(TypeError, match=r"Tensor\.cpu"):
+    with pytest.raises(TypeError, match="host memory"):
         np.asarray(unknown(2))
 
 

@@ -150,7 +150,7 @@ def metas(result):
     return [(tuple(t.shape), t.stride(), t.dtype, t.storage_offset(), t.device) for t in tensors]
 
 
-F, L, B = torch.float32, torch.int64, torch.bool
+F, INT, B = torch.float32, torch.int64, torch.bool
 M, N3 = ((4, 6), F), ((2, 4, 6), F)
 IMAGE, KERNEL = ((2, 3, 8, 8), F), ((4, 3, 3, 3), F)
 HEADS = ((2, 4, 16, 8), torch.bfloat16)
@@ -158,8 +158,8 @@ CASES = [
     (aten.add.Tensor, [M, M]),
     (aten.add.Tensor, [M, ((6,), torch.float16)]),
     (aten.add.Tensor, [M, 2]),
-    (aten.mul.Tensor, [((4, 6), L), 2.5]),
-    (aten.div.Tensor, [((4, 6), L), ((4, 6), L)]),
+    (aten.mul.Tensor, [((4, 6), INT), 2.5]),
+    (aten.div.Tensor, [((4, 6), INT), ((4, 6), INT)]),
     (aten.mm.default, [M, ((6, 5), F)]),
     (aten.addmm.default, [((5,), F), M, ((6, 5), F)]),
     (aten.bmm.default, [N3, ((2, 6, 3), F)]),
@@ -174,9 +174,9 @@ CASES = [
     (aten.native_batch_norm.default, [IMAGE, ((3,), F), ((3,), F), ((3,), F), ((3,), F), True, 0.1, 1e-5]),
     (aten._softmax.default, [N3, -1, False]),
     (aten._log_softmax_backward_data.default, [M, M, 1, F]),
-    (aten.nll_loss_forward.default, [M, ((4,), L), None, 1, -100]),
-    (aten.embedding.default, [((10, 6), F), ((2, 3), L)]),
-    (aten.embedding_dense_backward.default, [((2, 3, 6), F), ((2, 3), L), 10, -1, False]),
+    (aten.nll_loss_forward.default, [M, ((4,), INT), None, 1, -100]),
+    (aten.embedding.default, [((10, 6), F), ((2, 3), INT)]),
+    (aten.embedding_dense_backward.default, [((2, 3, 6), F), ((2, 3), INT), 10, -1, False]),
     (aten.gelu.default, [N3]),
     (aten.silu_backward.default, [N3, N3]),
     (aten.native_dropout.default, [N3, 0.1, True]),
@@ -190,11 +190,11 @@ CASES = [
     (aten.sort.default, [M]),
     (aten.topk.default, [M, 2]),
     (aten.cumsum.default, [M, 0]),
-    (aten.gather.default, [M, 1, ((4, 2), L)]),
-    (aten.scatter_add.default, [M, 1, ((4, 6), L), M]),
-    (aten.index_select.default, [M, 0, ((3,), L)]),
-    (aten.index.Tensor, [N3, [None, ((3,), L)]]),
-    (aten.index_put.default, [M, [((3,), L)], ((3, 6), F)]),
+    (aten.gather.default, [M, 1, ((4, 2), INT)]),
+    (aten.scatter_add.default, [M, 1, ((4, 6), INT), M]),
+    (aten.index_select.default, [M, 0, ((3,), INT)]),
+    (aten.index.Tensor, [N3, [None, ((3,), INT)]]),
+    (aten.index_put.default, [M, [((3,), INT)], ((3, 6), F)]),
     (aten.where.self, [((4, 6), B), M, M]),
     (aten.masked_fill.Scalar, [M, ((4, 6), B), 0.0]),
     (aten.cat.default, [[M, ((2, 6), F)], 0]),
@@ -215,7 +215,7 @@ CASES = [
     (aten._to_copy.default, [M]),
     (aten.contiguous.default, [M]),
     (aten.pow.Tensor_Scalar, [M, 2]),
-    (aten.rsqrt.default, [((4, 6), L)]),
+    (aten.rsqrt.default, [((4, 6), INT)]),
     (aten.eq.Scalar, [M, 0]),
     (aten.tril.default, [M]),
     (aten.roll.default, [M, [1], [0]]),
@@ -232,7 +232,7 @@ CASES = [
     (aten.linalg_vector_norm.default, [M, 2]),
     (aten.logsumexp.default, [M, [1]]),
     (aten.bitwise_and.Tensor, [((4,), B), ((4,), B)]),
-    (aten.one_hot.default, [((4,), L), 5]) if hasattr(aten, "one_hot") else (aten.neg.default, [M]),
+    (aten.one_hot.default, [((4,), INT), 5]) if hasattr(aten, "one_hot") else (aten.neg.default, [M]),
 ]  # fmt: skip
 TRANSPOSED = [
     aten.add.Tensor, aten.mm.default, aten.clone.default, aten._softmax.default, aten.gelu.default, aten.cat.default,

@@ -54,3 +54,25 @@ def test_jitter_averages_out_and_the_slower_rank_decides():
     # The larger of two normal numbers has median mean + 0.5449 deviations.
     assert found.p50_us == pytest.approx(mean + 0.5449 * deviation, rel=0.003)
     assert found.p10_us > 4000
+
+
+def test_noise_is_each_ranks_own_though_folded():
+    """Two ranks of one role: the later of two independent sums decides, as if simulated unfolded."""
+    plan = Plan(2)
+    rank = plan.rank(0, (1,))
+    for _ in range(100):
+        rank.run(10)
+    rank.collective(100)
+    rank.sync()
+    noisy = Variability(samples=16, sigma=CERTAIN, jitter=0.1)
+    folded, single = (plan.compose(variability=noisy, folded=f) for f in (True, False))
+    assert (len(folded.timelines), len(single.timelines)) == (1, 2)
+    assert folded.band == single.band
+    assert "sigma 10 % (each rank's own)" in folded.band.basis
+
+
+def test_no_band_where_it_takes_too_long():
+    records = 2 * 2 * 402  # copies, classes, records
+    few = Variability(samples=32, most_records=10 * records)
+    assert "10 simulations" in steps().compose(variability=few).band.basis
+    assert steps().compose(variability=Variability(most_records=7 * records)).band is None

@@ -37,9 +37,11 @@ class Pretend(TorchDispatchMode):
         self._saved = (fake_tensor.init_gpu_context, fake_tensor.FakeTensorMode.__dict__["avoid_device_init"])
         fake_tensor.init_gpu_context = lambda *_: None
         fake_tensor.FakeTensorMode.avoid_device_init = True
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(1, device="cuda") makes its CPU tensor for real
         return super().__enter__()
 
     def __exit__(self, *error):
+        torch._C._set_only_lift_cpu_tensors(False)
         fake_tensor.init_gpu_context, fake_tensor.FakeTensorMode.avoid_device_init = self._saved
         return super().__exit__(*error)
 

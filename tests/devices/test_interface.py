@@ -35,6 +35,12 @@ def test_what_cannot_be_pretended_is_refused():
         PretendedCuda(Recorder(0, 8), H100, **{**ARGUMENTS, "local_rank": 8})
 
 
+def test_a_process_that_has_used_a_gpu_is_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda._initialized", True)
+    with pytest.raises(UsageError, match="has used a real GPU already"):
+        PretendedCuda(Recorder(0, 8), H100, **ARGUMENTS).install()
+
+
 def test_amd_answers_as_gfx942():
     mi300x = SimpleNamespace(**{**vars(H100), "name": "mi300x", "vendor": "amd", "compute_capability": None})
     found = properties(mi300x, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from echo_hooks.devices.libraries import torch_release
 from echo_hooks.devices.pretended_cuda import device_patches
 from echo_hooks.graph.program import Kind
 
@@ -50,6 +51,8 @@ def test_devices_that_do_not_exist(cuda):
 def test_accelerator_names_are_the_same_device(cuda):
     torch.accelerator.set_device_index(2)
     assert torch.cuda.current_device() == torch.accelerator.current_device_index() == cuda.current_device == 2
+    if hasattr(torch.accelerator, "get_device_capability"):
+        assert torch.bfloat16 in torch.accelerator.get_device_capability()["supported_dtypes"]
     stream = torch.Stream(device="cuda")
     torch.accelerator.set_stream(stream)
     assert torch.cuda.current_stream() == torch.accelerator.current_stream() == stream
@@ -246,8 +249,21 @@ def test_retarget_serves_another_rank(cuda, recorder):
     assert other.program.streams == ["default", "stream 1"]
 
 
+# Names that Echo creates where a supported build lacks them, and a torch that has them (2.9 does not).
+SINCE = {
+    "_accelerator_emptyHostCache": (2, 10),
+    "_accelerator_getMemoryInfo": (2, 10),
+    "_cuda_getCurrentSolverHandle": (2, 10),
+}
+MADE_BY_INITIALISATION = {"_get_device_properties"}
+
+
 def test_every_patched_name_exists():
-    """Fails when torch renames what is replaced: ``create`` is only for what some supported builds do not have."""
+    """Fails when torch renames what is replaced. The CPU wheel lacks most of the functions of torch._C."""
     for patch in device_patches(1):
-        assert patch.create or hasattr(patch.owner, patch.name), f"{patch.owner.__name__}.{patch.name}"
         assert patch.why
+        if patch.name in MADE_BY_INITIALISATION or SINCE.get(patch.name, (2, 9)) > torch_release():
+            continue
+        if patch.create and not torch.backends.cuda.is_built():
+            continue
+        assert hasattr(patch.owner, patch.name), f"{patch.owner.__name__}.{patch.name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import subprocess
 import sys
@@ -83,14 +84,17 @@ def test_machine_code_returns_constants_and_cells():
     cell.value = 7
     assert load() == 7
     assert code.constant(1) == code.constant(1)
+    bits_of_one = 0x3FF0_0000_0000_0000
+    assert ctypes.CFUNCTYPE(ctypes.c_double)(code.constant(bits_of_one))() == 1.0
 
 
 def test_arm_encoding():
-    """Words of the AArch64 manual: ldr x0, [pc+16] = 58000080; ldr x0, [x0] = f9400000; ret = d65f03c0."""
+    """Words of the Arm manual: ldr x0, pc+16 = 58000080; ldr x0, [x0] = f9400000; fmov d0, x0 = 9e670000;
+    mov x1, #0 = d2800001; ret = d65f03c0."""
     code = MachineCode()
     code._processor = "aarch64"
     assert code._load_code(0xAABB).hex() == "80000058" + "000040f9" + "010080d2" + "c0035fd6" + "bbaa000000000000"
-    assert code._constant_code(7).hex() == "80000058" + "010080d2" + "c0035fd6" + "00000000" + "0700000000000000"
+    assert code._constant_code(7).hex() == "80000058" + "0000679e" + "010080d2" + "c0035fd6" + "0700000000000000"
 
 
 def test_failing_self_test_is_one_sentence(monkeypatch):
@@ -103,7 +107,11 @@ def test_failing_self_test_is_one_sentence(monkeypatch):
 
 
 def test_abort_in_the_self_test_is_survived(monkeypatch):
-    monkeypatch.setattr(selftest, "trial", os.abort)
+    def abort():
+        faulthandler.disable()  # pytest's: it would print where the process was
+        os.abort()
+
+    monkeypatch.setattr(selftest, "trial", abort)
     with pytest.raises(UsageError, match="signal 6"):
         selftest.check()
 

@@ -143,3 +143,20 @@ def test_default_tensor_type_of_older_scripts(mode):
     finally:
         torch.set_default_tensor_type(torch.FloatTensor)
     assert torch.zeros(2).type() == "torch.FloatTensor"
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_run_cell_by_cell(mode, recorder, kind):
+    layer = kind(8, 8, device="cuda")
+    layer(torch.randn(3, 2, 8, device="cuda"))[0].sum().backward()
+    assert layer.weight_ih_l0.grad.is_cuda
+    assert any("cell by cell" in note for note in recorder.notes)
+    assert torch.backends.cudnn.enabled
+
+
+def test_batch_norm_is_cudnns_and_convolution_keeps_channels_last(mode):
+    images = torch.randn(2, 4, 8, 8, device="cuda").to(memory_format=torch.channels_last)
+    out = nn.Conv2d(4, 4, 3, device="cuda").to(memory_format=torch.channels_last)(images)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    nn.BatchNorm2d(4, device="cuda")(out).sum().backward()
+    assert "cudnn_batch_norm" in mode.ops and "convolution_backward" in mode.ops

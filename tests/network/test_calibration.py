@@ -17,7 +17,8 @@ from echo_hooks.network.calibration import (
     write_calibration,
 )
 from echo_hooks.network.describe import describe
-from echo_hooks.network.fit import fit
+from echo_hooks.network.durations import PART_NAMES
+from echo_hooks.network.fit import MULTIPLIERS, fit
 from echo_hooks.network.measured import compare, mean_errors, model_of, predicted_us
 from echo_hooks.network.model import CommunicationModel
 from echo_hooks.network.sweep_files import read_sweeps
@@ -40,6 +41,10 @@ def made_up(collective, ranks, calibration):
     sweep = Sweep(collective, ranks, 1, tuple((size, 1.0) for size in SIZES), "bfloat16", "kernel")
     model, members = model_of(sweep, H100, calibration)
     return dataclasses.replace(sweep, points=tuple(zip(SIZES, predicted_us(sweep, model, members).tolist())))
+
+
+def test_every_part_has_its_multiplier():
+    assert [name.removesuffix("_us") for name in MULTIPLIERS] == list(PART_NAMES)
 
 
 def test_known_multipliers_come_back():
@@ -78,6 +83,12 @@ def test_too_little_is_refused():
         fit([sweep], A100, nccl_version=ECHO_VERSION)
     with pytest.raises(UsageError, match="0 usable points"):
         fit(read_sweeps(ECHO / "nccl_1.log"), A100)
+
+
+def test_mixed_versions_are_refused():
+    a, b = echo_logs()[4], dataclasses.replace(echo_logs()[8], nccl_version="2.27.3")
+    with pytest.raises(UsageError, match=r"several versions of NCCL \(2.18.3, 2.27.3\)"):
+        fit([a, b], A100, nccl_version=ECHO_VERSION)
 
 
 def test_a_sweep_that_the_nodes_cannot_hold_is_refused():
@@ -171,5 +182,8 @@ def test_notes_warn_of_another_version_and_of_no_data_between_nodes():
 
 def test_beyond_the_measured_scale_is_said():
     model = CommunicationModel(load_cluster("a100-40gb:8x8"))
-    assert not describe(model, "all_reduce", tuple(range(16)), 1 << 26)["calibration"]["beyond_measured_scale"]
-    assert describe(model, "all_reduce", tuple(range(64)), 1 << 26)["calibration"]["beyond_measured_scale"]
+    within, beyond = (describe(model, "all_reduce", tuple(range(n)), 1 << 28) for n in (16, 64))
+    assert not within["calibration"]["beyond_measured_scale"]
+    assert beyond["calibration"]["beyond_measured_scale"]
+    widths = [said["duration_p90_us"] / said["duration_p10_us"] for said in (within, beyond)]
+    assert widths[1] > widths[0]

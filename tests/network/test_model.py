@@ -244,6 +244,14 @@ def test_slow_nics_of_a_preset_show():
     assert 3 < b / a < 4.5
 
 
+def test_large_messages_get_less_of_a_nic_on_roce():
+    roce = CommunicationModel(changed(H100, transport="roce"), calibration=Calibration())
+    a, b = (m.point_to_point(0, 8, GI, group_size=2).duration_us for m in (MODEL, roce))
+    assert (a, b) == pytest.approx((22.4 + GI / 28e3, 22.4 + GI / 28e3))  # two channels of 14 GB/s hold both up
+    a, b = (m.collective("all_gather", GROUPS["world"], 16 * GI, "bfloat16").duration_us for m in (MODEL, roce))
+    assert b / a == pytest.approx(370.8 / (8 * 48 * 0.87), rel=0.01)
+
+
 def test_environment_of_the_job():
     forced = CommunicationModel(
         H100, calibration=Calibration(), environment={"NCCL_ALGO": "Tree", "NCCL_PROTO": "LL", "HOME": "/"}

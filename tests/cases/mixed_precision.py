@@ -16,7 +16,9 @@ torch.cuda.set_device(device)
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks = torch.nn.ModuleList(torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(3))
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(3)
+        )
         self.head = torch.nn.Linear(64, 64)
 
     def forward(self, x):
@@ -34,7 +36,7 @@ for p in parallel.parameters():
 optimizer = torch.optim.AdamW([{"params": decay}, {"params": rest, "weight_decay": 0.0}], lr=1e-3)
 scaler = torch.amp.GradScaler("cuda")
 
-for step in range(20):
+for _ in range(20):
     x = torch.randn(4, 16, 64, device=device)
     optimizer.zero_grad(set_to_none=True)
     with torch.autocast("cuda", torch.float16):

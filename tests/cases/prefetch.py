@@ -34,9 +34,16 @@ class Prefetcher:
 
 
 model = torch.nn.Sequential(
-    torch.nn.Conv2d(3, 16, 3, padding=1, bias=False), torch.nn.BatchNorm2d(16), torch.nn.ReLU(inplace=True),
-    torch.nn.MaxPool2d(2), torch.nn.Conv2d(16, 32, 3, padding=1), torch.nn.BatchNorm2d(32), torch.nn.ReLU(inplace=True),
-    torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(32, 10),
+    torch.nn.Conv2d(3, 16, 3, padding=1, bias=False),
+    torch.nn.BatchNorm2d(16),
+    torch.nn.ReLU(inplace=True),
+    torch.nn.MaxPool2d(2),
+    torch.nn.Conv2d(16, 32, 3, padding=1),
+    torch.nn.BatchNorm2d(32),
+    torch.nn.ReLU(inplace=True),
+    torch.nn.AdaptiveAvgPool2d(1),
+    torch.nn.Flatten(),
+    torch.nn.Linear(32, 10),
 )
 model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model).to(device, memory_format=torch.channels_last)
 model = DistributedDataParallel(model, device_ids=[device.index])

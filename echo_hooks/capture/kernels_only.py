@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 aten = torch.ops.aten
 
 FALLBACK_MAX_ELEMENTS = 1 << 24
-"""An op with a CPU kernel alone runs once on zeros of its arguments' shapes; larger arguments are refused."""
+"""An op with a CPU kernel alone runs once on zeros of its arguments' shapes; beyond so many elements it is refused."""
 
 
 def rule(func: Any) -> Callable | None:

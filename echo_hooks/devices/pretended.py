@@ -76,7 +76,7 @@ class StorageView:
 
 
 class TypedStorageView:
-    """What ``_typed_storage()`` answers: the same storage counted in elements (FSDP, the class, frees by it)."""
+    """What ``_typed_storage()`` answers: the same storage in elements (FullyShardedDataParallel frees by it)."""
 
     def __init__(self, storage: Storage, dtype: torch.dtype):
         self._untyped_storage = StorageView(storage)

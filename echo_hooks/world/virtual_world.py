@@ -108,7 +108,7 @@ class VirtualWorld:
         """Answer a functional collective on pretended tensors (called by the capture's dispatch mode)."""
         return self._functional.answer(func, args, kwargs)
 
-    # ---- for the rest of the room ----
+    # ---- for the other modules of this package ----
 
     def register_group(self, ranks: tuple[int, ...], backend: str, desc: str, *, default: bool = False) -> Group:
         """A line in the group table, whether this rank is a member or not."""

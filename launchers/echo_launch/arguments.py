@@ -237,7 +237,7 @@ _UNBUILT = {"calibration": "", "moe_skew": "", "hostfile": ""}
 
 
 def _refuse_unbuilt(options: argparse.Namespace) -> None:
-    """What the design promises and the code cannot do yet is refused, never ignored."""
+    """An option that is not built yet is refused, never ignored."""
     for name in _UNBUILT:
         if getattr(options, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is not built yet: leave it out")

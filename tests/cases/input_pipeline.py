@@ -27,8 +27,9 @@ def main():
     data = Numbers()
     sampler = DistributedSampler(data, shuffle=True, drop_last=True)
     loader = DataLoader(data, BATCH, sampler=sampler, num_workers=2, pin_memory=True, persistent_workers=True)
-    layers = torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(128, 10)
-    model = torch.nn.Sequential(*layers)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(128, 10)
+    )
     model = DistributedDataParallel(model.to(device), device_ids=[device.index])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)

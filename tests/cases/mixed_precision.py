@@ -16,8 +16,9 @@ torch.cuda.set_device(device)
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        layers = [torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(3)]
-        self.blocks = torch.nn.ModuleList(layers)
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(3)
+        )
         self.head = torch.nn.Linear(64, 64)
 
     def forward(self, x):

@@ -46,7 +46,7 @@ def main() -> None:
     print(summary)
     if options.out:
         made_by = {
-            "command": " ".join(sys.argv),
+            "command": f"python bench/step_times.py {options.measured.name} --cluster {options.cluster}",
             "machine": platform.processor() or platform.machine(),
             "versions": {name: version(name) for name in ("echo-hooks", "torch")}
             | {"python": platform.python_version()},

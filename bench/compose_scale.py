@@ -1,18 +1,25 @@
 """How composing scales: a GPT of 175 billion parameters with TP 8, PP 16 and 1F1B, on 128 to 131,072 ranks.
 
-    python bench/compose_scale.py [--ranks 128,1024,8192,131072] [--micro-batches 64] [--unfolded 128]
+    python bench/compose_scale.py [--ranks 128,1024,8192,131072] [--unfolded 128,1024] [--shared 8192,131072]
+        [--micro-batches 64] [--out bench/results/compose_scale.json]
 
-Prints a table of ranks, classes, records simulated, seconds and records per second, and the process's peak memory.
-The programs are made up (96 layers of 12,288, sequence 2,048, kernels at round durations); only their size and shape
-matter here.
+Prints a table of ranks, classes, records simulated, seconds and records per second, and the peak memory of the process
+so far. The programs are made up (96 layers of 12,288, sequence 2,048, kernels at round durations); only their size and
+shape matter here. ``--shared``: folded, on Echo's network model of H100 nodes, operations sharing the links that they
+load; the other rows have a network that answers at once, to time the composer alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
 import resource
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -22,7 +29,10 @@ from echo_hooks.graph.ops import OpSignature, OpTable
 from echo_hooks.graph.program import COLUMNS, DEFAULTS, Evidence, Kind, Program
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import RankTrace
+from echo_hooks.hardware.cluster import load_cluster
+from echo_hooks.network.model import CommunicationModel
 
+FOLDED, SHARED, UNFOLDED = "folded", "shared links", "every rank"
 TP, PP, LAYERS = 8, 16, 96
 ACTIVATION_BYTES = 2048 * 12288 * 2
 FORWARD_KERNELS, BACKWARD_KERNELS = 30, 52  # per layer; what Megatron launches without fusion, about
@@ -116,7 +126,7 @@ def stage_program(
     rows += [kernel(ops["adam"], 900.0) for _ in range(12)]
     rows.append(collective(ops["all_gather"], groups["dp"], 2 * 175_000_000_000 // TP // PP))
     rows += [{"kind": Kind.SYNC, "host_us": 10.0}, {"kind": Kind.MARK, "op": ops["step_end"]}]
-    columns = {
+    columns: dict[str, np.ndarray] = {
         name: np.asarray([row.get(name, DEFAULTS.get(name)) for row in rows], dtype=dtype)
         for name, dtype in COLUMNS.items()
     }
@@ -170,32 +180,66 @@ class RoundNetwork:
         return RoundCost(40 + bytes / 40e3 if between else 20 + bytes / 300e3)
 
 
-def measure(ranks: int, micro: int, folded: bool) -> str:
+def measure(ranks: int, micro: int, mode: str) -> dict:
     groups, roles, traces = plan(ranks, micro)
+    network = CommunicationModel(load_cluster(f"h100-sxm:{ranks // 8}x8")) if mode == SHARED else RoundNetwork()
     began = time.perf_counter()
-    result = compose(ranks, groups, roles, traces, RoundNetwork(), accelerators_per_node=8, folded=folded)
+    result = compose(ranks, groups, roles, traces, network, accelerators_per_node=8, folded=mode != UNFOLDED)
     seconds = time.perf_counter() - began
     assert not result.problems, result.problems
     records = 2 * sum(len(t.program) for t in result.timelines)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return (
-        f"{ranks:>8,} {'folded' if folded else 'every rank':>10} {len(result.timelines):>8,} {records:>13,}"
-        f" {seconds:>8.2f} {records / seconds / 1e6:>8.2f} {peak:>7.2f} {result.step_time_us / 1e3:>12.3f}"
-    )
+    return {
+        "ranks": ranks,
+        "mode": mode,
+        "classes": len(result.timelines),
+        "records": records,
+        "seconds": round(seconds, 2),
+        "records_per_s": round(records / seconds),
+        "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+        "step_ms": round(result.step_time_us / 1e3, 3),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", default="128,1024,8192")
-    parser.add_argument("--unfolded", default="128")
+    parser.add_argument("--ranks", default="128,1024,8192,131072", help="folded")
+    parser.add_argument("--shared", default="128,1024,8192,131072", help="folded, with shared links")
+    parser.add_argument("--unfolded", default="128,1024")
     parser.add_argument("--micro-batches", type=int, default=64)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    measure(128, 2, True)  # compile
-    print("   ranks       mode  classes       records  seconds  M rec/s  peak GiB  step, ms")
-    for ranks in filter(None, options.ranks.split(",")):
-        print(measure(int(ranks), options.micro_batches, True), flush=True)
-    for ranks in filter(None, options.unfolded.split(",")):
-        print(measure(int(ranks), options.micro_batches, False), flush=True)
+    for mode in (FOLDED, SHARED):
+        measure(128, 2, mode)  # compile
+    rows = []
+    print("   ranks             mode  classes       records  seconds  M rec/s  peak GiB  step, ms")
+    # By memory, so that each row's peak is its own.
+    for mode, wanted in ((FOLDED, options.ranks), (SHARED, options.shared), (UNFOLDED, options.unfolded)):
+        for ranks in filter(None, wanted.split(",")):
+            row = measure(int(ranks), options.micro_batches, mode)
+            rows.append(row)
+            print(
+                "{ranks:>8,} {mode:>16} {classes:>8,} {records:>13,} {seconds:>8.2f}".format(**row),
+                f"{row['records_per_s'] / 1e6:>8.2f} {row['peak_gib']:>9.2f} {row['step_ms']:>9.1f}",
+                flush=True,
+            )
+    if options.out:
+        made_by = {
+            "command": f"python bench/compose_scale.py --out {options.out}",
+            "machine": f"{_processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end",
+            "python": sys.version.split()[0],
+            "micro_batches": options.micro_batches,
+        }
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps({**made_by, "rows": rows}, indent=1) + "\n")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

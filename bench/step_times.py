@@ -30,7 +30,10 @@ def main() -> None:
     for line in options.measured.read_text().splitlines():
         row = compare(json.loads(line), options.cluster)
         rows.append(row)
-        print("{workload:10} x{world_size} {step_ms:8.1f} {predicted_ms!s:>8} {error!s:>7} {args}".format(**row), flush=True)
+        print(
+            "{workload:10} x{world_size} {step_ms:8.1f} {predicted_ms!s:>8} {error!s:>7} {args}".format(**row),
+            flush=True,
+        )
     errors = [abs(row["error"]) for row in rows if row["error"] is not None]
     memory = [abs(row["memory_error"]) for row in rows if row["memory_error"] is not None]
     summary = {
@@ -45,7 +48,8 @@ def main() -> None:
         made_by = {
             "command": " ".join(sys.argv),
             "machine": platform.processor() or platform.machine(),
-            "versions": {name: version(name) for name in ("echo-hooks", "torch")} | {"python": platform.python_version()},
+            "versions": {name: version(name) for name in ("echo-hooks", "torch")}
+            | {"python": platform.python_version()},
         }
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps({**made_by, "summary": summary, "rows": rows}, indent=1) + "\n")
@@ -62,7 +66,12 @@ def compare(measured: dict, accelerator: str) -> dict:
     command = [sys.executable, "-m", "echo_launch", "--simulate", "--world-size", str(world), "--json", "--quiet"]
     command += ["--cluster", f"{accelerator}:1x{world}", str(EXAMPLES / f"train_{measured['workload']}.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    row = {"workload": measured["workload"], "world_size": world, "step_ms": measured["step_ms"], "args": " ".join(arguments)}
+    row = {
+        "workload": measured["workload"],
+        "world_size": world,
+        "step_ms": measured["step_ms"],
+        "args": " ".join(arguments),
+    }
     if done.returncode not in (0, 3):
         return {**row, "predicted_ms": None, "error": None, "memory_error": None, "failure": done.stderr[-500:]}
     report = json.loads(done.stdout)

@@ -12,18 +12,22 @@ _empty, _full, _tensor, _frombuffer = torch.empty, torch.full, torch.tensor, tor
 
 
 def empty(shape, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
+    """An uninitialised tensor."""
     return _empty(tuple(shape), dtype=dtype, device=device)
 
 
 def full(shape, value, dtype: torch.dtype) -> torch.Tensor:
+    """A CPU tensor with ``value`` everywhere."""
     return _full(tuple(shape), value, dtype=dtype, device="cpu")
 
 
 def zeros(shape, dtype: torch.dtype) -> torch.Tensor:
+    """A CPU tensor of zeros."""
     return full(shape, 0, dtype)
 
 
 def tensor(data, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A CPU tensor of ``data``, as torch.tensor makes it."""
     return _tensor(data, dtype=dtype, device="cpu")
 
 

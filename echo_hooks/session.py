@@ -21,7 +21,7 @@ from echo_hooks.capture.capture import Capture
 from echo_hooks.capture.overhead import entry_overhead_ns
 from echo_hooks.capture.plans import Planner
 from echo_hooks.capture.steps import StepsDone
-from echo_hooks.devices.allocator import CachingAllocator
+from echo_hooks.devices.allocator import CachingAllocator, allocator_settings
 from echo_hooks.devices.pretended_cuda import PretendedCuda
 from echo_hooks.devices.tensor_patches import patches as tensor_patches
 from echo_hooks.errors import EchoError, NothingSimulated, ScriptError
@@ -87,7 +87,8 @@ class Stage:
         return Recorder(rank, self.job.world_size)
 
     def _allocator(self) -> CachingAllocator:
-        return CachingAllocator(self.accelerator.memory_bytes)
+        expandable_segments, _ = allocator_settings(os.environ)
+        return CachingAllocator(self.accelerator.memory_bytes, expandable_segments)
 
     def install(self) -> None:
         for part in (self.device, self._patches, self.world, self._watcher):
@@ -104,6 +105,8 @@ class Stage:
         recorder, allocator = self._recorder(rank), self._allocator()
         recorder.script(job.script or sys.argv[0])
         recorder.overhead_ns = self.overhead_ns
+        for setting in allocator_settings(os.environ)[1]:
+            recorder.note(f"{setting} of PYTORCH_CUDA_ALLOC_CONF is not modelled: memory is that of its default")
         self.capture = Capture(recorder, allocator, self.planner, job.warmup_steps, job.steps)
         payloads = PayloadStore(Path(job.out) / "payloads" if job.out else None)
         self.device.retarget(recorder, rank % job.nproc_per_node, allocator)

@@ -53,6 +53,9 @@ def simulate(
     return Simulation(job, Path(out) if out is not None else None)
 
 
+_ACTIVE: list[Simulation] = []
+
+
 class Simulation:
     """Context manager made by `simulate`; ``report()`` is available after the block."""
 
@@ -66,6 +69,8 @@ class Simulation:
         self._began = 0.0
 
     def __enter__(self) -> Simulation:
+        if _ACTIVE:
+            raise UsageError("echo.simulate() is active already: one block ends before the next begins")
         if torch.cuda.is_initialized():
             raise UsageError(
                 "this process has already used its GPU, which can no longer be hidden from the script: "
@@ -81,6 +86,7 @@ class Simulation:
         try:
             self._stage.install()
             self._stage.become(0).start()
+            _ACTIVE.append(self)
         except BaseException:
             self._stage.remove()
             self._restore_environment()
@@ -89,6 +95,7 @@ class Simulation:
 
     def __exit__(self, kind, error, _traceback) -> bool:
         assert self._stage is not None
+        _ACTIVE.remove(self)
         capture = self._stage.capture
         capture.stop()
         try:

@@ -1,0 +1,1 @@
+"""What a script does on a pretended device, as a rank program."""

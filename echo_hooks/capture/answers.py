@@ -6,20 +6,20 @@ import torch
 
 from echo_hooks import host_tensors
 from echo_hooks.capture import shadows
-from echo_hooks.capture.costs import dtype_name
+from echo_hooks.graph.ops import dtype_name
 from echo_hooks.graph.recorder import Recorder
-
-# A norm must be finite and positive or clipping misfires; a flag of 0 means "do not train"; an overflow flag of 1
-# makes a framework skip its step.
-_POLICY = ((torch.bool, False), (torch.uint8, 0))
+from echo_hooks.world.values import policy_value
 
 
-def policy(dtype: torch.dtype):
-    """The made-up value for an unknown element of this dtype."""
-    for kind, value in _POLICY:
-        if dtype is kind:
-            return value
-    return 1.0 if dtype.is_floating_point or dtype.is_complex else 1
+def policy(dtype: torch.dtype) -> bool | int | float:
+    """The made-up value for an unknown element of this dtype.
+
+    Floating: 1.0, as a norm must be finite and positive or clipping misfires. Others as the virtual world has them.
+    """
+    if dtype.is_floating_point or dtype.is_complex:
+        return 1.0
+    value = policy_value(dtype)
+    return bool(value) if dtype is torch.bool else value
 
 
 def item(recorder: Recorder, tensor: torch.Tensor):

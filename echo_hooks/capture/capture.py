@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections import defaultdict
 
 import numpy as np
 import torch
 
+from echo_hooks.capture import threads
 from echo_hooks.capture.labels import Labels
 from echo_hooks.capture.memory import Memory
 from echo_hooks.capture.mode import CaptureMode
@@ -20,6 +22,7 @@ from echo_hooks.graph.ops import OpSignature
 from echo_hooks.graph.program import COLUMNS, DEFAULTS, Kind, Program
 from echo_hooks.graph.recorder import Recorder
 from echo_hooks.graph.rundir import RankTrace
+from echo_hooks.patching import PatchSet
 
 
 class Capture:
@@ -35,6 +38,7 @@ class Capture:
         self.memory = Memory(recorder, allocator)
         self.mode = CaptureMode(recorder, planner, self.memory, self.labels, self.steps)
         self.values = CaptureValues(self.mode)
+        self._threads = PatchSet(threads.patches(self.mode))
         self.labels.on_module = self.memory.own_module
         self.steps.on_step_begin = self.memory.own_gradients
         self.steps.on_step_end = self.memory.own_state
@@ -42,6 +46,7 @@ class Capture:
     def start(self) -> None:
         self.labels.install()
         self.steps.install()
+        self._threads.install()
         torch._C._set_only_lift_cpu_tensors(True)
         set_handler(self.mode.run)
         gc.callbacks.append(self._collector)
@@ -51,6 +56,7 @@ class Capture:
         self.mode.__exit__(None, None, None)
         gc.callbacks.remove(self._collector)
         set_handler(None)
+        self._threads.remove()
         torch._C._set_only_lift_cpu_tensors(False)
         self.steps.remove()
         self.labels.remove()
@@ -67,11 +73,15 @@ class Capture:
         steps, recorder = self.steps, self.recorder
         steps.finish()
         whole = recorder.program.program()
+        memory = self.memory.summary()  # first: it corrects the events' holders
+        memory_events = recorder.memory.columns()
         made = len(steps.boundaries)
         begin = end = len(whole)
         if made >= steps.wanted:
             begin = steps.boundaries[steps.warmup - 1] if steps.warmup else self.labels.first_module_record
             end = steps.boundaries[-1]
+            if steps.warmup:  # without warm-up the user asked for all that the first step does
+                whole, memory_events, begin = _one_offs_first(whole, memory_events, recorder.one_offs, begin, end)
         number = max(made - steps.warmup, 0) if end > begin else 0
         program = whole.slice(begin, end)
         if number:
@@ -82,8 +92,8 @@ class Capture:
             prologue=whole.slice(0, begin),
             ops=recorder.ops.signatures,
             groups=recorder.groups,
-            memory=self.memory.summary(),  # first: it corrects the events' holders
-            memory_events=_memory_window(recorder.memory.columns(), begin, end),
+            memory=memory,
+            memory_events=_memory_window(memory_events, begin, end),
             assumptions=sorted(recorder.assumptions.values(), key=lambda a: (a.kind, a.site, a.value)),
             notes=list(recorder.notes),
             steps=number,
@@ -104,6 +114,33 @@ class Capture:
             f"and {steps.wanted - steps.warmup} measured step(s) were asked for (--warmup-steps, --steps)."
             + (f" Values that Echo had to make up: {hint}." if hint else "")
         )
+
+
+def _one_offs_first(
+    program: Program, memory_events: dict[str, np.ndarray], one_offs: list[tuple[int, int]], begin: int, end: int
+) -> tuple[Program, dict[str, np.ndarray], int]:
+    """Program and memory events with the one-off records of [begin, end) moved before ``begin``, and the new begin.
+
+    Every rank moves the same calls, so those of a group still meet in order.
+    """
+    moved = np.zeros(len(program), bool)
+    for first, last in one_offs:
+        moved[max(first, begin) : min(last, end)] = True
+    if not moved.any():
+        return program, memory_events, begin
+    order = np.concatenate(
+        [np.arange(begin), np.flatnonzero(moved), begin + np.flatnonzero(~moved[begin:])], dtype=np.int64
+    )
+    position = np.arange(len(program) + 1)  # a memory event may come after the last record
+    position[order] = np.arange(len(program))
+    record = position[memory_events["record"]]
+    in_order = np.argsort(record, kind="stable")
+    events = {**memory_events, "record": record}
+    return (
+        Program({name: column[order] for name, column in program.columns.items()}, program.strings, program.streams),
+        {name: column[in_order] for name, column in events.items()},
+        begin + int(moved.sum()),
+    )
 
 
 def _with_marks(program: Program, recorder: Recorder, first_step: int) -> Program:
@@ -141,11 +178,18 @@ def _memory_window(events: dict[str, np.ndarray], begin: int, end: int) -> dict[
     return window
 
 
+_LOOKUP, _LOOKUP_BACKWARD = "aten.embedding.default", "aten.embedding_dense_backward.default"
+
+
 def _tokens(program: Program, ops: list[OpSignature]) -> int:
-    """Tokens looked up in the window: of the module with most lookups, as position tables look up too."""
-    lookups = {i: op for i, op in enumerate(ops) if op.name == "aten.embedding.default" and len(op.inputs) > 1}
-    by_module: dict[int, int] = defaultdict(int)
+    """Tokens trained on in the window: looked up in the table with most lookups, as positions are looked up too.
+
+    Where embeddings learn, their backward passes count: an evaluation or a recomputation looks up without one.
+    """
+    counts: dict[str, dict[object, int]] = {_LOOKUP: defaultdict(int), _LOOKUP_BACKWARD: defaultdict(int)}
+    lookups = {i: op for i, op in enumerate(ops) if op.name in counts and len(op.inputs) > 1}
     for record in np.flatnonzero(np.isin(program.op, list(lookups)) & (program.kind == Kind.COMPUTE)):
-        shape = lookups[int(program.op[record])].inputs[1].shape
-        by_module[int(program.module[record])] += int(np.prod(shape))
-    return max(by_module.values(), default=0)
+        op = lookups[int(program.op[record])]
+        table = op.inputs[0] if op.name == _LOOKUP else op.outputs[0]
+        counts[op.name][int(program.module[record]), table.shape] += math.prod(op.inputs[1].shape)
+    return max((counts[_LOOKUP_BACKWARD] or counts[_LOOKUP]).values(), default=0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from echo_hooks.graph.ops import OpSignature, TensorMeta
+from echo_hooks.graph.ops import OpSignature, meta_of
 
 aten = torch.ops.aten
 
@@ -21,13 +22,20 @@ _GATHERS = {
     aten.slice_scatter.default,
 }
 
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def meta_of(tensor: torch.Tensor) -> TensorMeta:
-    return TensorMeta(tuple(tensor.shape), dtype_name(tensor.dtype), tensor.is_contiguous())
+# Write only the rows they are given, not the whole table in their first argument; the second set adds to what is there.
+_SCATTERS = {
+    aten.index_put_.default,
+    aten.index_copy_.default,
+    aten.scatter_.src,
+    aten.scatter_.value,
+}
+_SCATTERS_THAT_ADD = {
+    aten.index_add_.default,
+    aten.scatter_add_.default,
+    aten.scatter_reduce_.two,
+    aten.scatter_.reduce,
+    aten.scatter_.value_reduce,
+}
 
 
 def moved_bytes(tensor: torch.Tensor) -> int:
@@ -51,8 +59,16 @@ def signature(func, args, kwargs, result, written: list[torch.Tensor]) -> OpSign
     if func in _GATHERS:
         read = sum(moved_bytes(t) for t in fresh) + sum(moved_bytes(t) for t in inputs[1:])
     write = sum(moved_bytes(t) for t in fresh) + sum(moved_bytes(t) for t in written)
-    if func._schema.name.rsplit("::", 1)[-1] in ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_"):
+    name = func._schema.name.rsplit("::", 1)[-1]
+    if name in ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_"):
         read -= sum(moved_bytes(t) for t in written)  # overwritten without being read
+    elif name.startswith("new_") or name.endswith("_like"):
+        read = 0  # they look at their argument's metadata alone
+    elif func in _SCATTERS or func in _SCATTERS_THAT_ADD:
+        read -= moved_bytes(args[0])
+        write = _scattered(name, args) * args[0].dtype.itemsize
+        adds = func in _SCATTERS_THAT_ADD or (name == "index_put_" and len(args) > 3 and args[3])
+        read += write if adds else 0
     return OpSignature(
         name=str(func),
         inputs=tuple(meta_of(t) for t in inputs),
@@ -62,6 +78,21 @@ def signature(func, args, kwargs, result, written: list[torch.Tensor]) -> OpSign
         bytes_written=write,
         attrs=tuple(_attributes(func, args, kwargs, inputs)),
     )
+
+
+def _scattered(name: str, args) -> int:
+    """Elements that an op of _SCATTERS writes (a boolean index: as many as it can select)."""
+    if name != "index_put_":
+        return args[3].numel() if name.startswith("index_") else args[2].numel()
+    indices = [i for i in args[1] if i is not None]
+    covered: set[int] = set()
+    dim = 0
+    for index in args[1]:
+        width = index.dim() if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
+        covered.update(range(dim, dim + width) if index is not None else ())
+        dim += width
+    rest = math.prod(n for d, n in enumerate(args[0].shape) if d not in covered)
+    return max(i.numel() for i in indices) * rest
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -62,12 +62,6 @@ class Labels:
             # A non-empty module stack inside backward is recomputation: its own path is the right one.
             recorder.module = self._path[self._stack[-1]] if self._stack else self._path_of(node)
 
-    def forget_intervals(self) -> None:
-        """At a step boundary: nodes made before are gone or not worth a label."""
-        if not self._stack:
-            for column in (self._start, self._end, self._path, self._parent):
-                column.clear()
-
     def _path_of(self, node) -> int:
         number = node._sequence_nr()
         if number >= _OPEN:  # AccumulateGrad

@@ -12,17 +12,18 @@ from echo_hooks import host_tensors
 from echo_hooks.capture import shadows, special
 from echo_hooks.capture.labels import Labels
 from echo_hooks.capture.memory import Memory
-from echo_hooks.capture.plans import Alias, New, Plan, Planner, Same
+from echo_hooks.capture.plans import Alias, Changed, New, Plan, Planner, Same
 from echo_hooks.capture.steps import Steps
+from echo_hooks.devices import pinned
 from echo_hooks.devices.pretended import Pretended, Storage
 from echo_hooks.graph.recorder import Recorder
+from echo_hooks.world.functional import NAMESPACES
 
 LARGE_CPU_BYTES = 1 << 20
 """Floating CPU factories above this size are pretended too: a model built on the CPU then costs no memory."""
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _PLAIN = torch._C._disabled_torch_dispatch_impl
-_FUNCTIONAL = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 
 
 class CaptureMode(TorchDispatchMode):
@@ -36,6 +37,10 @@ class CaptureMode(TorchDispatchMode):
         self.labels = labels
         self.steps = steps
         self.world = world
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would wrap every dispatch in Python code of its own, against a compiler that is off
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -61,7 +66,7 @@ class CaptureMode(TorchDispatchMode):
         try:
             self.labels.update()
             self.steps.check()
-            if func.namespace in _FUNCTIONAL:
+            if func.namespace in NAMESPACES:
                 return self._functional(func, args, kwargs)
             handler = special.HANDLERS.get(func)
             if handler is not None:
@@ -80,7 +85,7 @@ class CaptureMode(TorchDispatchMode):
         result = self._build(plan.outputs, tensors, plan.device)
         constant = special.CONSTANTS.get(func)
         if constant is not None and isinstance(result, Pretended) and result.numel() <= shadows.INTEGERS_MAX_ELEMENTS:
-            shadows.remember(result, constant(args, kwargs, result))
+            shadows.remember(result, shadows.writable(constant(args, kwargs, result)))
         elif plan.shadowed or plan.written:
             self._shadow(plan, func, args, kwargs, tensors, result)
         return result
@@ -88,13 +93,16 @@ class CaptureMode(TorchDispatchMode):
     def _record(self, plan: Plan) -> None:
         if plan.signature is None:
             return
-        if plan.op < 0:
-            plan.op = self.recorder.ops.add(plan.signature)
+        if plan.table is not self.recorder.ops:
+            plan.table = self.recorder.ops
+            plan.op = plan.table.add(plan.signature)
         self.recorder.compute(plan.op)
 
     def _build(self, spec: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
         kind = type(spec)
         if kind is New:
+            if spec.device.type == "meta":
+                return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
             return Pretended(
                 spec.shape, spec.stride, spec.offset, spec.dtype, spec.device, self.memory.new(spec.bytes, spec.device)
             )
@@ -104,13 +112,26 @@ class CaptureMode(TorchDispatchMode):
             base = tensors[spec.tensor]
             if not isinstance(base, Pretended):  # a view of a real tensor inside a mixed call
                 return base.as_strided(spec.shape, spec.stride, base.storage_offset() + spec.offset)
-            offset = base.storage_offset() + spec.offset
+            offset = spec.offset if spec.absolute else base.storage_offset() + spec.offset
             return Pretended(spec.shape, spec.stride, offset, spec.dtype, base.device, base.echo_storage)
+        if kind is Changed:
+            return self._change(tensors[spec.tensor], spec)
         if kind is list:
             return [self._build(item, tensors, device) for item in spec]
         if kind is tuple:
             return tuple([self._build(item, tensors, device) for item in spec])
         return spec
+
+    def _change(self, tensor: torch.Tensor, spec: Changed) -> torch.Tensor:
+        """Give ``tensor`` other metadata; its storage only ever grows, as a real one."""
+        if not isinstance(tensor, Pretended):
+            return tensor.as_strided_(spec.shape, spec.stride)
+        offset = tensor.storage_offset() + spec.offset
+        needed = int(offset) * tensor.dtype.itemsize + spec.bytes
+        if needed > tensor.echo_storage.bytes:
+            self.memory.resize(tensor.echo_storage, needed)
+        changed = Pretended(spec.shape, spec.stride, offset, tensor.dtype, tensor.device, tensor.echo_storage)
+        return tensor.echo_become(changed)
 
     def _shadow(self, plan: Plan, func, args, kwargs, tensors, result) -> None:
         value = shadows.run_on_shadows(func, args, kwargs, tensors) if plan.shadowed else None
@@ -191,7 +212,7 @@ class CaptureMode(TorchDispatchMode):
 
 def _real(func, args, kwargs):
     if kwargs.get("pin_memory"):
-        kwargs = {**kwargs, "pin_memory": False}
+        return pinned.pin(func(*args, **{**kwargs, "pin_memory": False}))
     handler = special.REAL_HANDLERS.get(func)
     return handler(*args, **kwargs) if handler is not None else func(*args, **kwargs)
 

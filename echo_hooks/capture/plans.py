@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
+from torch.utils._pytree import tree_leaves
 
-from echo_hooks.capture import shadows
+from echo_hooks.capture import kernels_only, shadows
 from echo_hooks.capture.costs import signature
 from echo_hooks.devices.pretended import Pretended
-from echo_hooks.graph.ops import OpSignature
+from echo_hooks.graph.ops import OpSignature, OpTable
 
 # Shares its input's storage and launches nothing, though its schema has no alias annotation.
 _VIEWS_WITHOUT_ANNOTATION = {torch.ops.aten._unsafe_view.default}
@@ -28,14 +30,32 @@ class Same:
 
 
 @dataclass(frozen=True, slots=True)
+class Changed:
+    """The output is the argument at this place with other metadata (t_, resize_, an out= that had to grow).
+
+    ``bytes``: what its storage must hold.
+    """
+
+    tensor: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Alias:
-    """The output is a view of the argument at this place; ``offset`` counts from that argument's own."""
+    """The output is a view of the argument at this place; ``offset`` counts from that argument's own.
+
+    ``absolute``: from the start of the storage instead (as_strided with an offset).
+    """
 
     tensor: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
+    absolute: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +75,7 @@ class Plan:
     """``outputs`` mirrors what the op returns (one spec, or a list or tuple of specs; None for no tensor).
 
     ``written``: places of the tensors that the op writes. ``signature``: None when nothing runs on the device.
-    ``op``: its index in the recorder's op table, filled on first use. ``shadowed``: worth running on shadows.
+    ``op``: its index in the op ``table`` of the rank that last used the plan. ``shadowed``: worth running on shadows.
     """
 
     outputs: Any
@@ -64,6 +84,7 @@ class Plan:
     device: torch.device
     shadowed: bool
     op: int = -1
+    table: OpTable | None = None
 
 
 def key_of(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -79,7 +100,7 @@ def key_of(value: Any, tensors: list[torch.Tensor]) -> Any:
         return (kind, value)
     if isinstance(value, torch.Tensor):
         tensors.append(value)
-        return ("real", value.shape, value.stride(), value.dtype)
+        return ("real", value.shape, value.stride(), value.dtype, value.device)
     if isinstance(value, (list, tuple)):
         return tuple([key_of(item, tensors) for item in value])
     if isinstance(value, torch.Generator):
@@ -94,8 +115,9 @@ class Planner:
     """
 
     def __init__(self) -> None:
-        self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.fake_mode = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         self._plans: dict[Any, Plan] = {}
+        self._one_thread = threading.RLock()  # a fake mode keeps what it is doing in itself, not in the thread
 
     def plan(self, func, args: tuple, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Plan:
         """The plan of one call; ``tensors`` is filled with its tensor arguments in order."""
@@ -104,10 +126,12 @@ class Planner:
             torch.get_default_dtype(),
             key_of(args, tensors),
             tuple([(name, key_of(value, tensors)) for name, value in kwargs.items()]),
+            _repeated(tensors),
         )
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._plans[key] = self._describe(func, args, kwargs, tensors)
+            with self._one_thread:
+                plan = self._plans[key] = self._describe(func, args, kwargs, tensors)
         return plan
 
     def _describe(self, func, args, kwargs, tensors: list[torch.Tensor]) -> Plan:
@@ -116,18 +140,30 @@ class Planner:
             [self._fake(a, fakes) for a in args],
             {k: self._fake(v, fakes) for k, v in kwargs.items()},
         )
-        with self.fake_mode:
-            result = func(*fake_args, **fake_kwargs)
+        result = self._run(func, fake_args, fake_kwargs)
         place_of = {id(tensor): i for i, tensor in reversed(list(enumerate(tensors)))}
         places = _places_by_argument(func, args, kwargs, place_of)
-        outputs = _outputs(func, result, places, tensors, fakes)
+        outputs = _outputs(func, args, result, places, tensors, fakes)
         written = _written(func, places)
         device = _device_of(outputs, tensors, kwargs)
-        launches = device.type != "cpu" and not _is_view(func) and not str(func).startswith(_NO_KERNEL_PREFIXES)
+        launches = device.type not in ("cpu", "meta") and not _is_view(func)
+        launches = launches and not str(func).startswith(_NO_KERNEL_PREFIXES)
+        launches = launches and (bool(written) or any(isinstance(r, torch.Tensor) for r in tree_leaves(result)))
         described = signature(func, fake_args, fake_kwargs, result, [tensors[i] for i in written]) if launches else None
         if described is not None and not described.bytes_read and not described.bytes_written:
             described = None  # only empty tensors: nothing is launched
         return Plan(outputs, written, described, device, _worth_shadowing(func, outputs))
+
+    def _run(self, func, args, kwargs) -> Any:
+        rule = kernels_only.rule(func)
+        with self.fake_mode:
+            if rule is not None:
+                return rule(*args, **kwargs)
+            try:
+                return func(*args, **kwargs)
+            except (NotImplementedError, UnsupportedOperatorException):
+                pass
+        return kernels_only.run_on_cpu(self.fake_mode, func, args, kwargs)
 
     def _fake(self, value: Any, fakes: dict[int, FakeTensor]) -> Any:
         if isinstance(value, torch.Tensor):
@@ -146,9 +182,15 @@ class Planner:
         return FakeTensor(self.fake_mode, meta, value.device)
 
 
+def _repeated(tensors: list[torch.Tensor]) -> tuple[int, ...]:
+    """Which arguments are the same tensor: add(a, b, out=a) answers differently from add(a, b, out=c)."""
+    ids = [id(tensor) for tensor in tensors]
+    return () if len(set(ids)) == len(ids) else tuple([ids.index(i) for i in ids])
+
+
 def _is_view(func) -> bool:
-    """Every output aliases an input that the op does not write: no kernel."""
-    if func in _VIEWS_WITHOUT_ANNOTATION:
+    """Every output aliases an input that the op does not write, or only metadata changes (t_): no kernel."""
+    if func in _VIEWS_WITHOUT_ANNOTATION or torch.Tag.inplace_view in func.tags:
         return True
     returns = func._schema.returns
     return (bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)) or (
@@ -171,35 +213,57 @@ def _written(func, places) -> tuple[int, ...]:
     return tuple(p for alias, found in places if alias is not None and alias.is_write for p in found)
 
 
-def _outputs(func, result, places, tensors, fakes):
+def _outputs(func, args, result, places, tensors, fakes):
     returns = func._schema.returns
     if result is None or not returns:
         return None
     if len(returns) == 1:
-        return _output(result, returns[0], func, places, tensors, fakes)
-    return tuple(_output(r, spec, func, places, tensors, fakes) for r, spec in zip(result, returns))
+        return _output(result, returns[0], func, args, places, tensors, fakes)
+    return tuple(_output(r, spec, func, args, places, tensors, fakes) for r, spec in zip(result, returns))
 
 
-def _output(result, spec, func, places, tensors, fakes):
+def _output(result, spec, func, args, places, tensors, fakes):
     if isinstance(result, (list, tuple)):
-        return [_output(item, spec, func, places, tensors, fakes) for item in result]
+        return [_output(item, spec, func, args, places, tensors, fakes) for item in result]
     if not isinstance(result, torch.Tensor):
         return result
     source = _source(spec, func, places)
     if source is not None and spec.alias_info is not None and spec.alias_info.is_write:
         for place in source:  # out= lists: the one whose fake came back
             if fakes.get(id(tensors[place])) is result:
-                return Same(place)
+                return _same(result, place, tensors)
         return Same(source[0])
     if source:
         shape, stride = tuple(result.shape), result.stride()
-        return Alias(source[0], shape, stride, int(result.storage_offset()), result.dtype)
+        absolute = func is torch.ops.aten.as_strided.default and len(args) > 3 and args[3] is not None
+        return Alias(source[0], shape, stride, int(result.storage_offset()), result.dtype, absolute)
     for place, tensor in enumerate(tensors):
         if fakes.get(id(tensor)) is result:
-            return Same(place)
-    shape, stride = tuple(result.shape), result.stride()
-    size = result.dtype.itemsize * (1 + sum((n - 1) * s for n, s in zip(shape, stride))) if result.numel() else 0
-    return New(shape, stride, int(result.storage_offset()), result.dtype, result.device, size)
+            return _same(result, place, tensors)
+    return New(
+        tuple(result.shape),
+        result.stride(),
+        int(result.storage_offset()),
+        result.dtype,
+        result.device,
+        _extent(result) * result.dtype.itemsize,
+    )
+
+
+def _same(result: torch.Tensor, place: int, tensors) -> Same | Changed:
+    """The argument itself. Its fake stands at offset 0, whatever the argument's own."""
+    tensor = tensors[place]
+    if result.shape == tensor.shape and result.stride() == tensor.stride():
+        return Same(place)
+    size = _extent(result) * result.dtype.itemsize
+    return Changed(place, tuple(result.shape), result.stride(), int(result.storage_offset()), size)
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last one of a tensor, in memory."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
 
 
 def _source(spec, func, places) -> list[int] | None:

@@ -32,6 +32,11 @@ def remember(tensor: Pretended, value: torch.Tensor | None) -> None:
     tensor.echo_stamp = tensor.echo_storage.version
 
 
+def writable(value: torch.Tensor) -> torch.Tensor:
+    """``value`` in memory of its own when it is small, so that views of it can be written one by one."""
+    return value.clone(memory_format=torch.contiguous_format) if value.numel() <= SHADOW_MAX_ELEMENTS else value
+
+
 def written_in_place(tensor: Pretended) -> None:
     """The shadow has just been written: views of a small storage share its memory, those of a large one do not."""
     if _partial(tensor):
@@ -50,6 +55,7 @@ def limit(dtype: torch.dtype) -> int:
 
 
 def small_enough(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of this size and dtype keeps its value."""
     return tensor.numel() <= limit(tensor.dtype)
 
 

@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_leaves
 
 from echo_hooks import host_tensors
 from echo_hooks.capture import answers, shadows
-from echo_hooks.capture.costs import dtype_name, meta_of
+from echo_hooks.devices import pinned
 from echo_hooks.devices.pretended import Pretended
-from echo_hooks.graph.ops import OpSignature
+from echo_hooks.graph.ops import OpSignature, dtype_name, meta_of
 
 aten = torch.ops.aten
 
@@ -22,8 +22,8 @@ HANDLERS: dict[Any, Callable] = {}
 
 REAL_HANDLERS: dict[Any, Callable] = {
     # Pinning needs a driver; pageable memory does as well here.
-    aten._pin_memory.default: lambda tensor, *_args, **_kwargs: tensor,
-    aten.is_pinned.default: lambda *_args, **_kwargs: False,
+    aten._pin_memory.default: lambda tensor, *_args, **_kwargs: pinned.pin(tensor),
+    aten.is_pinned.default: lambda tensor, *_args, **_kwargs: pinned.is_pinned(tensor),
 }
 
 FLOAT_FACTORIES = {
@@ -87,13 +87,13 @@ def _equal(mode, _func, args, _kwargs):
 
 
 @_handles(aten.is_pinned.default)
-def _is_pinned(_mode, _func, _args, _kwargs):
-    return False
+def _is_pinned(_mode, _func, args, _kwargs):
+    return pinned.is_pinned(args[0])
 
 
 @_handles(aten._pin_memory.default, aten.pin_memory.default)
 def _pin_memory(_mode, _func, args, _kwargs):
-    return args[0]
+    return pinned.pin(args[0])
 
 
 # ---- copies ----
@@ -112,6 +112,9 @@ def _to_copy(mode, func, args, kwargs):
         if source.numel() <= shadows.INTEGERS_MAX_ELEMENTS:
             return answers.on_cpu(mode.recorder, source).to(dtype)
         return mode.fresh(source, source.shape, dtype, device)
+    if device.type == "meta":
+        strides = torch._prims_common.make_contiguous_strides_for(source.shape)
+        return torch.empty_strided(source.shape, strides, dtype=dtype, device=device)
     device = mode._with_device({"device": device})["device"]
     if isinstance(source, Pretended):
         result = mode.fresh(source, source.shape, dtype, device)
@@ -155,6 +158,11 @@ def _copy(mode, func, args, kwargs):
 def _keep_copied_value(target: Pretended, source: torch.Tensor) -> None:
     value = shadows.known(source) if shadows.small_enough(source) else None
     if value is not None and shadows.small_enough(target):
+        before = shadows.known(target)
+        if before is not None and before.numel() <= shadows.SHADOW_MAX_ELEMENTS:
+            before.copy_(value)
+            shadows.written_in_place(target)
+            return
         value = value.to(target.dtype, copy=True).broadcast_to(target.shape).clone()
         shadows.remember(target, value)
     else:
@@ -186,6 +194,64 @@ def _to_device_record(mode, source: torch.Tensor, target: torch.Tensor, non_bloc
     # unless non_blocking was asked for (aten/src/ATen/native/cuda/Copy.cu).
     if not non_blocking:
         mode.recorder.sync(stream=mode.recorder.stream)
+
+
+@_handles(aten.set_.source_Tensor)
+def _set(_mode, _func, args, _kwargs):
+    """The tensor becomes a second name of the source's memory."""
+    target, source = args
+    target.echo_become(source)
+    target.echo_shadow, target.echo_stamp = source.echo_shadow, source.echo_stamp
+    return target
+
+
+# ---- overflow ----
+
+
+@_handles(aten._amp_foreach_non_finite_check_and_unscale_.default)
+def _unscale(mode, func, args, kwargs):
+    """GradScaler's look for infinities: none is found, or it would skip its step."""
+    found = shadows.known(args[1])
+    mode.replay(func, args, kwargs)
+    if found is not None:
+        shadows.remember(args[1], found)
+    mode.recorder.assume("overflow of unknown gradients", "none")
+
+
+def _finite(mode, func, args, kwargs, answer: bool):
+    """Unknown floating values are finite."""
+    result = mode.replay(func, args, kwargs)
+    if shadows.known(result) is None and shadows.small_enough(result):
+        value = host_tensors.full((), answer, torch.bool).expand(result.shape)
+        shadows.remember(result, shadows.writable(value))
+        mode.recorder.assume("infinity or NaN in an unknown tensor", "none")
+    return result
+
+
+@_handles(aten.isnan.default, aten.isinf.default)
+def _is_no_number(mode, func, args, kwargs):
+    return _finite(mode, func, args, kwargs, False)
+
+
+@_handles(aten.eq.Tensor)
+def _equal_elements(mode, func, args, kwargs):
+    if args[0] is args[1]:  # torch.isfinite and torch.isnan: (x == x) * (x.abs() != inf)
+        return _finite(mode, func, args, kwargs, True)
+    return mode.replay(func, args, kwargs)
+
+
+@_handles(aten.ne.Tensor)
+def _unequal_elements(mode, func, args, kwargs):
+    if args[0] is args[1]:
+        return _finite(mode, func, args, kwargs, False)
+    return mode.replay(func, args, kwargs)
+
+
+@_handles(aten.ne.Scalar)
+def _unequal_to_number(mode, func, args, kwargs):
+    if isinstance(args[1], float) and math.isinf(args[1]):
+        return _finite(mode, func, args, kwargs, True)
+    return mode.replay(func, args, kwargs)
 
 
 # ---- routing ----
@@ -246,6 +312,8 @@ def _largest(mode, func, args, kwargs):
         count = _selected(mode, func, torch.broadcast_shapes(tensor.shape, args[1].shape), args[1])
         return host_tensors.empty((count,), tensor.dtype, "meta")
     count = tensor.numel()
+    if func is aten.bincount.default:
+        count = (args[2] if len(args) > 2 else kwargs.get("minlength")) or count
     if func is aten.repeat_interleave.Tensor:
         count = kwargs.get("output_size") or count
     mode.recorder.assume(f"size of the result of {func}", count)
@@ -269,20 +337,32 @@ def _selected(mode, func, shape, mask: torch.Tensor) -> int:
 
 @_handles(aten.index.Tensor)
 def _index(mode, func, args, kwargs):
-    """A boolean index selects as masked_select does; index tensors have static shapes."""
+    """A boolean index is replaced by the places where it is true, as PyTorch does; others have static shapes."""
     tensor, indices = args[0], args[1]
-    masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
-    if not masks:
+    if not any(_is_mask(i) for i in indices):
         return mode.replay(func, args, kwargs)
-    if len(masks) > 1 or any(i is not None for i in indices if i is not masks[0]):
-        raise NotImplementedError(f"{func} with several boolean indices on a device without data")
-    place, mask = list(indices).index(masks[0]), masks[0]
-    count = _selected(mode, func, mask.shape, mask)
-    rows = mode.fresh(tensor, (count,), torch.int64)
-    _sized_by_device(mode, aten.nonzero.default, [mask], [rows])
-    if mask.dim() > 1:
-        tensor = tensor.flatten(place, place + mask.dim() - 1)
-    return mode.replay(func, (tensor, [None] * place + [rows]), kwargs)
+    # Beside an unknown mask, an index of several elements says how many it must select.
+    given = next((i.numel() for i in indices if i is not None and not _is_mask(i) and i.numel() > 1), None)
+    places: list[torch.Tensor | None] = []
+    for index in indices:
+        places += _where(mode, func, tensor, index, given) if _is_mask(index) else [index]
+    return mode.replay(func, (tensor, places), kwargs)
+
+
+def _where(mode, func, tensor: torch.Tensor, mask: torch.Tensor, given: int | None) -> list[torch.Tensor]:
+    """Index tensors, one per dimension of ``mask``; ``given`` elements where the mask is not known."""
+    value = shadows.known(mask)
+    count = given if given and value is None else _selected(mode, func, mask.shape, mask)
+    found = [mode.fresh(tensor, (count,), torch.int64) for _ in range(mask.dim())]
+    _sized_by_device(mode, aten.nonzero.default, [mask], found)
+    if value is not None:
+        for place, known in zip(found, value.nonzero().unbind(1)):
+            shadows.remember(place, known.clone())
+    return found
+
+
+def _is_mask(index: torch.Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
 def _pretend(mode, value: torch.Tensor, device: torch.device) -> Pretended:

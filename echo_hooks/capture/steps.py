@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -19,8 +20,9 @@ class Steps:
 
     A training step is periodic, so any point of it may serve as boundary as long as it is the same in every period.
     Several optimizer calls in a row (ZeRO steps each parameter group on its own) are one step; with several
-    optimizers (a GAN) the one that stepped first counts. The boundary is known only when the next backward begins:
-    ``boundaries`` then gets the program length noted after the optimizer call.
+    optimizers (a GAN) the one that stepped first counts. A call without a backward pass before it is no step. The
+    boundary is known only when the next backward begins: ``boundaries`` then gets the program length noted after the
+    optimizer call.
     """
 
     def __init__(self, recorder: Recorder, labels: Labels, warmup: int, steps: int):
@@ -34,6 +36,7 @@ class Steps:
         self.on_step_end: Callable[[Optimizer], None] | None = None
         self._counted: int | None = None
         self._pending = -1
+        self._thread = 0  # the one that trains: only there does a step end
         self._handles: list = []
         self._kept: list = []
 
@@ -60,16 +63,19 @@ class Steps:
             self.optimizer_calls += 1
             if self.on_step_end is not None:
                 self.on_step_end(optimizer)
+            if not self.labels.backward_seen and self._pending < 0:
+                return  # no gradients: a framework that makes the optimizer's state ahead of time (DeepSpeed does)
             if self._counted is None:
                 self._counted = id(optimizer)
                 self._kept.append(optimizer)  # keeps the id from being reused
             if id(optimizer) == self._counted:
+                self._thread = threading.get_ident()
                 self._pending = len(self.recorder.program)
                 self.labels.backward_seen = False
 
     def check(self) -> None:
         """Called for every op: closes the step once backward runs again. Raises StepsDone after the last one."""
-        if self._pending >= 0 and self.labels.backward_seen:
+        if self._pending >= 0 and self.labels.backward_seen and threading.get_ident() == self._thread:
             self._close()
             if len(self.boundaries) >= self.wanted:
                 raise StepsDone

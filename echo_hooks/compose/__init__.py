@@ -9,22 +9,22 @@ from collections.abc import Mapping
 import numpy as np
 
 from echo_hooks.compose.check import check
+from echo_hooks.compose.concurrency import communicators_at_once
 from echo_hooks.compose.costs import Costs, Network
+from echo_hooks.compose.folding import unfolded
 from echo_hooks.compose.interference import Overlap
 from echo_hooks.compose.programs import role_program
 from echo_hooks.compose.result import Band, Breakdown, Composition, CriticalPath, Timeline
-from echo_hooks.compose.simulation import simulate
+from echo_hooks.compose.simulation import Simulation, simulate
+from echo_hooks.compose.tables import build_tables
 from echo_hooks.compose.timelines import measure
-from echo_hooks.compose.variability import Variability, band
+from echo_hooks.compose.variability import NOISY_RECORDS, Variability, band
 from echo_hooks.compose.world import build_world
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.groups import GroupTable
 from echo_hooks.graph.problems import Problem
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import RankTrace
-
-SHARED_LINKS_RANKS = 16384
-"""Beyond it the loads of every pair of ranks would take longer to list than the plan to simulate."""
 
 __all__ = ["Band", "Breakdown", "Composition", "CriticalPath", "Timeline", "Variability", "check", "compose"]
 
@@ -44,14 +44,16 @@ def compose(
     overlap: Overlap | None = None,
     share_links: bool = True,
     variability: Variability | None = None,
+    slack: bool = False,
 ) -> Composition:
     """Simulate ``repeat`` copies of every rank's program back to back and measure the last.
 
     ``traces``: by traced rank, durations filled. ``host_launch_us``: host time of a kernel launch that the trace could
     not see. ``folded=False`` simulates every rank by itself; the times are the same. ``slow_ranks``: factor on the
     kernel times of a rank (1.1: ten percent slower). ``overlap``: how much kernels and communication slow each other
-    down. ``share_links``: operations that load one link of the network share it max-min fairly (up to
-    SHARED_LINKS_RANKS ranks). ``variability``: how to find the band of the step time; None for no band.
+    down. ``share_links``: operations that load one link of the network share it max-min fairly. ``variability``: how
+    to find the band of the step time; None for no band. ``slack``: work out every record's slack too (in worlds of up
+    to ``slack.MOST_RECORDS`` records).
 
     Step time. A copy is complete on a rank when its host has come to the end and its streams have run dry of the
     copy's work. With d(k) the completion of copy k, the period is the largest d(last) - d(first) of any rank over
@@ -79,35 +81,45 @@ def compose(
     if not without_steps and all(problem.kind == "unsafe" for problem in problems):
         programs = [role_program(role, traces[role.traced_rank], groups) for role in roles]
         costs = Costs(network, accelerators_per_node)
+        scales = _scales(world_size, slow_ranks)
         done = simulate(
             build_world(world_size, groups, programs),
             costs,
             folded=folded,
             repeat=repeat,
             host_launch_us=host_launch_us,
-            kernel_scale=_scales(world_size, slow_ranks),
+            kernel_scale=scales,
             overlap=overlap,
-            share_links=share_links and world_size <= SHARED_LINKS_RANKS,
+            share_links=share_links,
         )
         problems = problems or done.problems
-        if share_links and world_size > SHARED_LINKS_RANKS and costs.capacity:
-            limit = f"links are not shared in worlds of more than {SHARED_LINKS_RANKS} ranks"
-            problems = [*problems, Problem("warning", f"{limit}: every operation runs as if alone on its links")]
         if done.state is not None:
-            composition = measure(done.world, done.partition, done.tables, done.state, repeat, host_launch_us)
+            composition = measure(done.world, done.partition, done.tables, done.state, repeat, host_launch_us, slack)
+            at_once = communicators_at_once(composition.timelines, groups)
+            composition.notes = [at_once] if at_once else []
             if variability is not None:
-                composition.band = band(
-                    done.world,
-                    done.partition,
-                    done.tables,
-                    repeat,
-                    host_launch_us,
-                    composition.step_time_us,
-                    variability,
-                )
+                composition.band = _band(done, costs, repeat, host_launch_us, scales, composition, variability)
     composition.problems = problems
     composition.seconds = time.perf_counter() - began
     return composition
+
+
+def _band(
+    done: Simulation,
+    costs: Costs,
+    repeat: int,
+    host_launch_us: float,
+    scales: np.ndarray | None,
+    composition: Composition,
+    variability: Variability,
+) -> Band | None:
+    """The band, on every rank by itself where noise is wanted and the world is small enough for it."""
+    world, partition, tables = done.world, done.partition, done.tables
+    records = repeat * int(np.asarray([p.n for p in world.programs])[world.role_of].sum())
+    if variability.jitter > 0.0 and records <= NOISY_RECORDS and not done.problems:
+        partition = unfolded(world)
+        tables = build_tables(world, partition, costs, repeat, np.ones(world.world_size) if scales is None else scales)
+    return band(world, partition, tables, repeat, host_launch_us, composition.step_time_us, variability)
 
 
 def _scales(world_size: int, slow_ranks: Mapping[int, float] | None) -> np.ndarray | None:

@@ -155,16 +155,19 @@ def _pair_mismatch(world: World, rank: int, port: int, partner: int):
 
 
 def rank_text(ranks: Iterable[int]) -> str:
+    """ "rank 3", or "ranks 0-2,5"."""
     ranks = sorted(ranks)
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {rank_ranges(ranks)}"
 
 
 def group_text(world: World, group: int) -> str:
+    """A group with its number, name and ranks, as messages show it."""
     of_group = world.groups[group]
     return f"group {group} ({of_group.name}, ranks {rank_ranges(of_group.ranks)})"
 
 
 def call_text(world: World, call: Call) -> str:
+    """A call's name, reduction, size, dtype and root, as messages show it."""
     root = f" with root at place {call.root}" if call.root >= 0 else ""
     reduce = f" ({call.reduce})" if call.reduce else ""
     return f"{call.name}{reduce} of {call.bytes} bytes {call.dtype}{root}".rstrip()
@@ -176,6 +179,7 @@ def record_of_call(program: RoleProgram, port: int, number: int) -> int:
 
 
 def site_of_call(world: World, port: int, number: int) -> str:
+    """Source line of the port's call ``number``."""
     role, own = world.role_and_port(port)
     program = world.programs[role]
     return program.site(record_of_call(program, own, number)) or "unknown line"

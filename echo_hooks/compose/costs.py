@@ -96,14 +96,40 @@ class Costs:
             self._known[key] = _checked(cost, f"{call.name} of {call.total_bytes} bytes on {len(members)} ranks")
         return cost
 
-    def collective_at(self, call: Call, ranks: np.ndarray) -> Any:
-        """The same for this very group: its loads name its own links."""
+    def loads_of_sends(
+        self, call: Call, source: np.ndarray, destination: np.ndarray, group_size: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What the sends of ``call`` from rank to rank load: (place of the send, resource, bytes per us at its pace
+        alone). Networks that can are asked for all sends of one cost at once."""
+        together = getattr(self._network, "loads_of_sends", None)
+        found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        placed = self.pair_placements(source, destination)
+        for place in np.unique(placed).tolist():
+            at = np.flatnonzero(placed == place)
+            first = (int(source[at[0]]), int(destination[at[0]]))
+            cost = self.point_to_point(call, *first, place, group_size)
+            moving = cost.duration_us - getattr(cost, "latency_us", 0.0)
+            if moving <= 0.0:
+                continue
+            if together is not None:
+                send, resource, bytes = together(source[at], destination[at], call.total_bytes, cost)
+                found.append((at[send], resource, bytes / moving))
+                continue
+            for i in at.tolist():
+                ends = (int(source[i]), int(destination[i]))
+                own = self._network.point_to_point(*ends, call.total_bytes, group_size=group_size)
+                resource, bytes = _columns(own.loads)
+                found.append((np.full(len(resource), i), resource, bytes / moving))
+        return _joined(found)
+
+    def loads_of_collective(self, call: Call, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What this very group's ``call`` loads: (resource, bytes per us at its pace alone)."""
         members = tuple(ranks.tolist())
         root = members[call.root] if call.root >= 0 else -1
-        return self._network.collective(call.name, members, call.total_bytes, call.dtype, root=root, count=call.count)
-
-    def point_to_point_at(self, call: Call, source: int, destination: int, group_size: int) -> Any:
-        return self._network.point_to_point(source, destination, call.total_bytes, group_size=group_size)
+        cost = self._network.collective(call.name, members, call.total_bytes, call.dtype, root=root, count=call.count)
+        moving = cost.duration_us - cost.latency_us
+        resource, bytes = _columns(cost.loads if moving > 0.0 else ())
+        return resource, bytes / moving if moving > 0.0 else bytes
 
     def point_to_point(self, call: Call, source: int, destination: int, place: int, group_size: int) -> Any:
         key = ("p2p", place, call.total_bytes, group_size)
@@ -114,7 +140,19 @@ class Costs:
         return cost
 
 
+def _columns(loads: Any) -> tuple[np.ndarray, np.ndarray]:
+    pairs = list(loads)
+    return np.asarray([r for r, _ in pairs], np.int64), np.asarray([b for _, b in pairs], np.float64)
+
+
+def _joined(pieces: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    empty = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+    send, resource, demand = (np.concatenate(columns) for columns in zip(empty, *pieces))
+    return send, resource, demand
+
+
 def uneven(call: Call) -> bool:
+    """An all-to-all with splits of its own, whose cost depends on all members'."""
     return call.kind == Kind.COLLECTIVE and bool(call.input_splits or call.output_splits)
 
 

@@ -72,6 +72,7 @@ class State(NamedTuple):
 
 
 def new_state(tables: Tables, repeat: int) -> State:
+    """Nothing issued yet, for ``repeat`` copies of every class's program."""
     programs, classes, channels = tables.programs, tables.classes, tables.channels
     records = int(programs.n[classes.role].sum())
     calls = np.diff(np.append(programs.call0, len(programs.call_record)))
@@ -148,7 +149,8 @@ def run(
 
 
 @compiled
-def _push(s: State, agent: int):
+def push(s: State, agent: int):
+    """Let an agent be looked at again, once."""
     if not s.queued[agent]:
         s.queued[agent] = 1
         s.stack[s.top[0]] = agent
@@ -173,7 +175,7 @@ def _serve(ch: Channels, s: State, channel: int, repeat: int):
             agent = s.node_agent[node]
             s.pending[agent] -= 1
             if s.pending[agent] == 0:
-                _push(s, agent)
+                push(s, agent)
             node = s.next_node[node]
         n += 1
     s.served[channel] = n
@@ -212,7 +214,7 @@ def _arrive(
 
 
 @compiled
-def _complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, last: bool):
+def complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, last: bool):
     """All parts of a kernel are served: write their times, return the kernel's end."""
     role = k.role[c]
     record = p.record0[role] + kernel
@@ -239,7 +241,7 @@ def _complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: in
 
 
 @compiled
-def _latest(p: Programs, k: Classes, s: State, c: int, copy: int, record: int, t: float):
+def latest(p: Programs, k: Classes, s: State, c: int, copy: int, record: int, t: float):
     """The end of all that a WAIT or SYNC waits for, no earlier than ``t``; NaN when some is not known."""
     role = k.role[c]
     n = p.n[role]
@@ -265,7 +267,7 @@ def _release(p: Programs, k: Classes, ch: Channels, s: State, c: int, thread: in
     n = p.n[k.role[c]]
     copy, record = instance // n, instance % n
     if p.action[p.record0[k.role[c]] + record] == SYNC:
-        t = _latest(p, k, s, c, copy, record, s.issue[k.instance0[c] + instance])
+        t = latest(p, k, s, c, copy, record, s.issue[k.instance0[c] + instance])
         if t != t:
             s.held[agent] = ON_RECORD
             return False
@@ -273,7 +275,7 @@ def _release(p: Programs, k: Classes, ch: Channels, s: State, c: int, thread: in
     else:
         if s.pending[agent] > 0:
             return False
-        t = _complete(p, k, ch, s, c, agent, copy, record, copy == repeat - 1)
+        t = complete(p, k, ch, s, c, agent, copy, record, copy == repeat - 1)
     s.clock[agent] = t
     s.at[agent] = -1
     s.held[agent] = FREE
@@ -281,7 +283,7 @@ def _release(p: Programs, k: Classes, ch: Channels, s: State, c: int, thread: in
 
 
 @compiled
-def _run_host(p: Programs, k: Classes, ch: Channels, s: State, c: int, repeat: int, launch_us: float, depth: int):
+def run_host(p: Programs, k: Classes, ch: Channels, s: State, c: int, repeat: int, launch_us: float, depth: int):
     """Issue until a thread is held; True when something was issued."""
     role = k.role[c]
     n, record0 = p.n[role], p.record0[role]
@@ -385,7 +387,7 @@ def _run_stream(
         elif action == RECORD:
             end = t
         elif action == WAIT:
-            end = _latest(p, k, s, c, copy, record, t)
+            end = latest(p, k, s, c, copy, record, t)
             if end != end:
                 s.held[agent] = ON_RECORD
                 break
@@ -396,7 +398,7 @@ def _run_stream(
                 s.held[agent] = ON_CALL
                 break
             s.held[agent] = FREE
-            end = _complete(p, k, ch, s, c, agent, copy, record, last)
+            end = complete(p, k, ch, s, c, agent, copy, record, last)
         if action != CALL:
             s.end[instance] = end
             if last:
@@ -424,7 +426,7 @@ def _run(
     seed: int,
 ):
     for c in range(len(k.role)):
-        _push(s, k.agent0[c])
+        push(s, k.agent0[c])
     while s.top[0] > 0:
         s.top[0] -= 1
         agent = s.stack[s.top[0]]
@@ -432,26 +434,26 @@ def _run(
         c = k.agent_class[agent]
         host, streams = k.agent0[c], k.agent0[c] + k.threads[c]
         if agent < streams:
-            moved = _run_host(p, k, ch, s, c, repeat, launch_us, depth)
+            moved = run_host(p, k, ch, s, c, repeat, launch_us, depth)
             for other in range(host, streams):
                 if s.held[other] == ARRIVING:
                     copy, record = divmod(s.at[other], p.n[k.role[c]])
                     s.held[other] = ON_CALL
                     _arrive(p, k, ch, s, c, other, copy, record, s.kernel_start[other], repeat)
                     if s.pending[other] == 0:
-                        _push(s, host)
+                        push(s, host)
             if moved:
                 for other in range(streams, streams + k.streams[c]):
                     if s.held[other] == FREE:
-                        _push(s, other)
+                        push(s, other)
         else:
             moved = _run_stream(p, k, ch, s, c, agent, repeat, jitter, seed)
             if moved:
                 if s.host_held[c] == ON_RECORD:
-                    _push(s, host)
+                    push(s, host)
                 for other in range(streams, streams + k.streams[c]):
                     if s.held[other] == ON_RECORD:
-                        _push(s, other)
+                        push(s, other)
     finished = True
     for agent in range(len(k.agent_class)):
         finished &= s.held[agent] == DONE

@@ -14,11 +14,10 @@ every time equals the other engine's to the last bit. Only for plans known to co
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit
 
+from echo_hooks.compose.clock import Clock, begin, change, due, new_clock, pop
 from echo_hooks.compose.engine import (
     ARRIVING,
     DONE,
@@ -27,12 +26,12 @@ from echo_hooks.compose.engine import (
     ON_RECORD,
     QUEUE_DEPTH,
     State,
-    _complete,
-    _latest,
-    _push,
-    _run_host,
     compiled,
+    complete,
+    latest,
     new_state,
+    push,
+    run_host,
 )
 from echo_hooks.compose.interference import Interference
 from echo_hooks.compose.programs import CALL, RECORD, RUN, WAIT
@@ -45,166 +44,25 @@ RUNNING = 6
 IDLE, LATENCY, TRANSFER = range(3)  # what a call instance does once its members are there
 
 
-class Clock(NamedTuple):
-    """Items are agents (a start that lies ahead, or a kernel that runs) and, behind them, call instances.
-
-    Per item: ``left`` (us at rate 1), ``rate``, ``since``, ``version`` (heap entries of older versions are void).
-    Per call instance: ``phase``, ``share`` of its links, ``factor`` by kernels, ``slot_channel``, ``slot_number`` (of
-    the copy), ``latency_us``. Per class: ``calls_on`` (resident calls), ``touched`` (its rates are to be taken anew).
-    Per node (a member's call): ``node_factor``. ``flows``: the calls that move data over links now.
-    """
-
-    left: np.ndarray
-    rate: np.ndarray
-    since: np.ndarray
-    version: np.ndarray
-    phase: np.ndarray
-    share: np.ndarray
-    factor: np.ndarray
-    slot_channel: np.ndarray
-    slot_number: np.ndarray
-    latency_us: np.ndarray
-    calls_on: np.ndarray
-    node_factor: np.ndarray
-    touched: np.ndarray
-    touched_list: np.ndarray
-    touched_count: np.ndarray
-    links_touched: np.ndarray
-    flows: np.ndarray
-    flow_at: np.ndarray
-    flow_count: np.ndarray
-    on_resource: np.ndarray
-    dense: np.ndarray
-    heap_time: np.ndarray
-    heap_item: np.ndarray
-    heap_version: np.ndarray
-    heap_size: np.ndarray
-
-
 def run_fluid(
     tables: Tables, interference: Interference, repeat: int, host_launch_us: float, queue_depth: int = QUEUE_DEPTH
 ) -> State:
     """Simulate ``repeat`` copies of all programs back to back."""
     state = new_state(tables, repeat)
-    channels = tables.channels
-    agents, slots = len(tables.classes.agent_class), len(state.slot_end)
-    slot_channel = np.zeros(slots, np.int64)
-    slot_number = np.zeros(slots, np.int64)
-    for channel in range(len(channels.need)):
-        count, slot0 = int(channels.calls[channel]), int(channels.slot0[channel])
-        slot_channel[slot0 : slot0 + count * repeat] = channel
-        slot_number[slot0 : slot0 + count * repeat] = np.tile(np.arange(count), repeat)
-    room = 4 * (agents + slots) + 64
-    clock = Clock(
-        left=np.zeros(agents + slots),
-        rate=np.zeros(agents + slots),
-        since=np.zeros(agents + slots),
-        version=np.zeros(agents + slots, np.int64),
-        phase=np.zeros(slots, np.int8),
-        share=np.ones(slots),
-        factor=np.ones(slots),
-        slot_channel=slot_channel,
-        slot_number=slot_number,
-        latency_us=np.zeros(slots),
-        calls_on=np.zeros(len(tables.classes.role), np.int64),
-        node_factor=np.ones(len(state.next_node)),
-        touched=np.zeros(len(tables.classes.role), np.uint8),
-        touched_list=np.zeros(len(tables.classes.role), np.int64),
-        touched_count=np.zeros(1, np.int64),
-        links_touched=np.zeros(1, np.int64),
-        flows=np.zeros(len(channels.need) + 1, np.int64),
-        flow_at=np.full(slots, -1, np.int64),
-        flow_count=np.zeros(1, np.int64),
-        on_resource=np.zeros(len(interference.capacity), np.int64),
-        dense=np.full(len(interference.capacity), -1, np.int64),
-        heap_time=np.zeros(room),
-        heap_item=np.zeros(room, np.int64),
-        heap_version=np.zeros(room, np.int64),
-        heap_size=np.zeros(1, np.int64),
-    )
+    clock = new_clock(tables, state, len(interference.capacity), repeat)
     finished = _run(
-        tables.programs, tables.classes, channels, state, interference, clock, repeat, host_launch_us, queue_depth
+        tables.programs,
+        tables.classes,
+        tables.channels,
+        state,
+        interference,
+        clock,
+        repeat,
+        host_launch_us,
+        queue_depth,
     )
     assert finished, "a plan that ends with constant durations ends with any"
     return state
-
-
-# ---- the heap of what is due ----
-
-
-@compiled
-def _due(q: Clock, time: float, item: int):
-    """Item is due at ``time``; what was due for it before no longer is."""
-    q.version[item] += 1
-    if q.heap_size[0] == len(q.heap_time):
-        q.heap_size[0] = _compact(q)
-    _sift(q, q.heap_size[0], time, item, q.version[item])
-    q.heap_size[0] += 1
-
-
-@compiled
-def _sift(q: Clock, i: int, time: float, item: int, version: int):
-    """Put an entry into the heap of the first i."""
-    while i > 0:
-        up = (i - 1) >> 1
-        if q.heap_time[up] < time or (q.heap_time[up] == time and q.heap_item[up] <= item):
-            break
-        q.heap_time[i], q.heap_item[i], q.heap_version[i] = q.heap_time[up], q.heap_item[up], q.heap_version[up]
-        i = up
-    q.heap_time[i], q.heap_item[i], q.heap_version[i] = time, item, version
-
-
-@compiled
-def _compact(q: Clock):
-    """Drop void entries; at most one per item is left, a quarter of the room."""
-    size = q.heap_size[0]
-    kept = 0
-    for i in range(size):
-        time, item, version = q.heap_time[i], q.heap_item[i], q.heap_version[i]
-        if version == q.version[item]:
-            _sift(q, kept, time, item, version)
-            kept += 1
-    return kept
-
-
-@compiled
-def _pop(q: Clock):
-    """Remove the first entry; its item, or -1 if the entry is void."""
-    item, version = q.heap_item[0], q.heap_version[0]
-    size = q.heap_size[0] - 1
-    q.heap_size[0] = size
-    time, last, last_version = q.heap_time[size], q.heap_item[size], q.heap_version[size]
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= size:
-            break
-        right = child + 1
-        if right < size and (
-            q.heap_time[right] < q.heap_time[child]
-            or (q.heap_time[right] == q.heap_time[child] and q.heap_item[right] < q.heap_item[child])
-        ):
-            child = right
-        if time < q.heap_time[child] or (time == q.heap_time[child] and last <= q.heap_item[child]):
-            break
-        q.heap_time[i], q.heap_item[i] = q.heap_time[child], q.heap_item[child]
-        q.heap_version[i] = q.heap_version[child]
-        i = child
-    q.heap_time[i], q.heap_item[i], q.heap_version[i] = time, last, last_version
-    return item if version == q.version[item] else -1
-
-
-@compiled
-def _begin(q: Clock, now: float, item: int, work: float, rate: float):
-    q.left[item], q.rate[item], q.since[item] = work, rate, now
-    _due(q, now + work / rate, item)
-
-
-@compiled
-def _change(q: Clock, now: float, item: int, rate: float):
-    if rate != q.rate[item]:
-        q.left[item] = max(0.0, q.left[item] - (now - q.since[item]) * q.rate[item])
-        _begin(q, now, item, q.left[item], rate)
 
 
 # ---- rates ----
@@ -251,7 +109,7 @@ def _retune(p: Programs, k: Classes, ch: Channels, s: State, x: Interference, q:
                     elif not moves:
                         worst = max(worst, x.waiting[row + kind])
                 factor += worst
-        _change(q, now, agent, 1.0 / factor)
+        change(q, now, agent, 1.0 / factor)
     for other in range(streams, stop):
         if s.held[other] != ON_CALL:
             continue
@@ -279,7 +137,7 @@ def _retune(p: Programs, k: Classes, ch: Channels, s: State, x: Interference, q:
                     member = s.next_node[member]
                 q.factor[slot] = largest
             if q.phase[slot] != IDLE:
-                _change(q, now, len(s.held) + slot, q.share[slot] / q.factor[slot])
+                change(q, now, len(s.held) + slot, q.share[slot] / q.factor[slot])
 
 
 @compiled
@@ -341,7 +199,7 @@ def _share_links(ch: Channels, s: State, x: Interference, q: Clock, now: float):
     for i in range(count):
         slot = q.flows[i]
         q.share[slot] = shares[i]
-        _change(q, now, len(s.held) + slot, shares[i] / q.factor[slot])
+        change(q, now, len(s.held) + slot, shares[i] / q.factor[slot])
 
 
 @compiled
@@ -432,13 +290,13 @@ def _next_call(k: Classes, ch: Channels, s: State, x: Interference, q: Clock, ch
     row = x.load_row[ch.first0[channel] + q.slot_number[slot]]
     if x.load_start[row] == x.load_start[row + 1]:  # shares no link: one phase, so that its end is not rounded twice
         q.phase[slot] = TRANSFER
-        _begin(q, now, item, s.slot_us[slot], 1.0 / q.factor[slot])
+        begin(q, now, item, s.slot_us[slot], 1.0 / q.factor[slot])
     elif latency > 0.0:
         q.phase[slot] = LATENCY
-        _begin(q, now, item, latency, 1.0 / q.factor[slot])
+        begin(q, now, item, latency, 1.0 / q.factor[slot])
     else:
         q.phase[slot] = TRANSFER
-        _begin(q, now, item, s.slot_us[slot], 1.0 / q.factor[slot])
+        begin(q, now, item, s.slot_us[slot], 1.0 / q.factor[slot])
         _join_links(ch, x, q, slot, 1)
 
 
@@ -451,7 +309,7 @@ def _call_due(
     if q.phase[slot] == LATENCY:
         q.phase[slot] = TRANSFER
         latency = min(q.latency_us[slot], s.slot_us[slot])
-        _begin(q, now, len(s.held) + slot, s.slot_us[slot] - latency, 1.0 / q.factor[slot])
+        begin(q, now, len(s.held) + slot, s.slot_us[slot] - latency, 1.0 / q.factor[slot])
         _join_links(ch, x, q, slot, 1)
         return
     q.phase[slot] = IDLE
@@ -466,7 +324,7 @@ def _call_due(
         agent = s.node_agent[node]
         s.pending[agent] -= 1
         if s.pending[agent] == 0:
-            _push(s, agent)
+            push(s, agent)
         node = s.next_node[node]
     _next_call(k, ch, s, x, q, channel, repeat, now)
     _touch_members(k, s, q, slot)
@@ -516,7 +374,7 @@ def _run_stream(
         elif action == RUN and not x.overlaps:  # nothing changes a kernel's rate: its end is known before its time
             end = t + p.run_us[record0 + record] * k.scale[c]
         elif action == WAIT:
-            end = _latest(p, k, s, c, copy, record, t)
+            end = latest(p, k, s, c, copy, record, t)
             if end != end:
                 s.held[agent] = ON_RECORD
                 break
@@ -524,19 +382,19 @@ def _run_stream(
             if s.pending[agent] > 0:
                 break
             s.held[agent] = FREE
-            end = _complete(p, k, ch, s, c, agent, copy, record, last)
+            end = complete(p, k, ch, s, c, agent, copy, record, last)
             q.calls_on[c] -= 1
             _touch(q, c)
         else:
             if t > now:
                 s.held[agent] = SCHEDULED
-                _due(q, t, agent)
+                due(q, t, agent)
                 break
             if action == RUN:
                 s.held[agent] = RUNNING
                 if last:
                     s.start[k.last0[c] + record] = t
-                _begin(q, now, agent, p.run_us[record0 + record] * k.scale[c], 1.0)
+                begin(q, now, agent, p.run_us[record0 + record] * k.scale[c], 1.0)
                 if q.calls_on[c] > 0:
                     _touch(q, c)
                 break
@@ -574,7 +432,7 @@ def _kernel_due(p: Programs, k: Classes, ch: Channels, s: State, x: Interference
         _wake(k, s, c)
     else:
         s.held[agent] = FREE
-    _push(s, agent)
+    push(s, agent)
 
 
 @compiled
@@ -582,10 +440,10 @@ def _wake(k: Classes, s: State, c: int):
     """Something ended on a class: look again at all that waits for a record there."""
     streams = k.agent0[c] + k.threads[c]
     if s.host_held[c] == ON_RECORD:
-        _push(s, k.agent0[c])
+        push(s, k.agent0[c])
     for other in range(streams, streams + k.streams[c]):
         if s.held[other] == ON_RECORD:
-            _push(s, other)
+            push(s, other)
 
 
 @njit(cache=True)
@@ -601,7 +459,7 @@ def _run(
     depth: int,
 ):
     for c in range(len(k.role)):
-        _push(s, k.agent0[c])
+        push(s, k.agent0[c])
     now = 0.0
     agents = len(s.held)
     while True:
@@ -612,15 +470,15 @@ def _run(
             c = k.agent_class[agent]
             host, streams = k.agent0[c], k.agent0[c] + k.threads[c]
             if agent < streams:
-                moved = _run_host(p, k, ch, s, c, repeat, launch_us, depth)
+                moved = run_host(p, k, ch, s, c, repeat, launch_us, depth)
                 for other in range(host, streams):
                     if s.held[other] == ARRIVING:
                         s.held[other] = SCHEDULED
-                        _due(q, s.kernel_start[other], other)
+                        due(q, s.kernel_start[other], other)
                 if moved:
                     for other in range(streams, streams + k.streams[c]):
                         if s.held[other] == FREE:
-                            _push(s, other)
+                            push(s, other)
             elif s.held[agent] in (RUNNING, SCHEDULED):
                 continue
             elif _run_stream(p, k, ch, s, x, q, c, agent, repeat, now):
@@ -636,7 +494,7 @@ def _run(
         if q.heap_size[0] == 0:
             break
         now = q.heap_time[0]
-        item = _pop(q)
+        item = pop(q)
         if item < 0:
             continue
         if item >= agents:
@@ -647,7 +505,7 @@ def _run(
             s.held[item] = ON_CALL
             _arrive(p, k, ch, s, x, q, c, item, copy, record, repeat, now)
             if s.pending[item] == 0:
-                _push(s, item)
+                push(s, item)
         else:
             _kernel_due(p, k, ch, s, x, q, item, now)
     finished = True

@@ -10,7 +10,8 @@ arrivals. Take a partition of the ranks into classes such that any two ranks r, 
 2. for every port of that program (a group's collectives, or sends to or recvs from a peer): the group that r's port
    leads to and the one that s's leads to hold, place by place, ranks of the same classes that reach it by the same
    ports; for a send or recv, the peers are in one class and answer through the same port;
-3. and every call on that port costs the same for both.
+3. and every call on that port costs the same for both, and loads links that are loaded alike: by calls of like
+   classes, with the same bytes (where links are shared; see ``links``).
 
 Claim: r's and s's records have equal times. By induction over the order in which the times become known: a record that
 depends on its own rank only has the same operands in r and s (1). A call is ready at the maximum over arrivals of its
@@ -19,6 +20,9 @@ the same program, whose times are equal by induction; a maximum does not depend 
 one of them unrounded, so both are equal to the last bit; by (3) so are their ends. A value that never becomes known
 (a hang) stays unknown in both, for the same reason. Hence one representative per class suffices, and a folded call is
 complete when each (class, port) that leads to it has arrived once, because all the others would arrive just then.
+
+Where rates change, they are sums and max-min shares over what runs on a GPU or a link at that moment; by (2) and (3)
+both see equal ones, up to the order of the sums: equal times up to rounding.
 
 The partition is found by refinement: begin with (program, speed), colour groups by the colours of their members, ranks
 by the colours of their groups and peers, and repeat until the number of colours stands still. That is the coarsest
@@ -55,6 +59,7 @@ class Partition:
 
 
 def unfolded(world: World, links: Links | None = None) -> Partition:
+    """Every rank, group and link a class of its own."""
     ranks = np.arange(world.world_size)
     resources = np.arange(len(links.capacity) if links else 0)
     return Partition(ranks, ranks.copy(), {g: g for g in world.members}, resources)

@@ -65,6 +65,7 @@ class Interference(NamedTuple):
 def build_interference(
     world: World, partition: Partition, tables: Tables, costs: Costs, overlap: Overlap | None, links: Links | None
 ) -> Interference:
+    """Tables of what slows what: overlap factors per pair of kernel and call, loads per call and link."""
     kernels = [_distinct_kernels(program) for program in world.programs]
     table0, moving, waiting, call = _overlap_tables(world, partition, costs, overlap, kernels)
     row, start, resource, demand, capacity = _loads(world, partition, tables, links)

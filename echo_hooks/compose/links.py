@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -39,44 +38,49 @@ def find_links(world: World, costs: Costs) -> Links | None:
     if not costs.capacity:
         return None
     numbers: dict[tuple, int] = {}
-    entries: list[tuple[int, int, int, float]] = []
+    pieces: list[tuple[np.ndarray, ...]] = []  # owner, call, resource, demand
 
-    def add(owner: int, call: Call, cost: Any) -> None:
-        moving = cost.duration_us - cost.latency_us
-        if cost.loads and moving > 0.0:
+    def add(call: Call, owner: np.ndarray, resource: np.ndarray, demand: np.ndarray) -> None:
+        loaded = demand > 0.0
+        if loaded.any():
             number = numbers.setdefault(_key(call), len(numbers))
-            entries.extend((owner, number, resource, bytes / moving) for resource, bytes in cost.loads if bytes > 0)
+            owner, resource, demand = owner[loaded], resource[loaded], demand[loaded]
+            pieces.append((owner, np.full(len(owner), number), resource, demand))
 
     groups = sorted(world.members)
     of_port: dict[int, list[Call]] = {}
     for i, g in enumerate(groups):
         calls: dict[tuple, Call] = {}
-        for port in np.unique(world.member_port[g]).tolist():
+        for port in set(world.member_port[g].tolist()):
             if port not in of_port:
                 of_port[port] = list(dict.fromkeys(c for c in calls_of_port(world, port) if not uneven(c)))
             calls |= {_key(call): call for call in of_port[port]}
         for call in calls.values():
-            add(i, call, costs.collective_at(call, world.members[g]))
-    senders: list[tuple[int, int]] = []
+            resource, demand = costs.loads_of_collective(call, world.members[g])
+            add(call, np.full(len(resource), i), resource, demand)
+    senders: list[np.ndarray] = []
+    owners = len(groups)
     for role, program in enumerate(world.programs):
+        ranks = np.asarray(program.role.ranks, np.int64)
         for j, port in enumerate(program.ports):
             if port.kind != Kind.SEND:
                 continue
-            calls = {_key(call): call for call in program.calls if call.port == j}
             size = world.groups[port.group].size
-            for rank, peer in zip(program.role.ranks, world.port_peer[role][:, j].tolist()):
-                for call in calls.values():
-                    add(len(groups) + len(senders), call, costs.point_to_point_at(call, rank, peer, size))
-                senders.append((rank, j))
-    columns = list(zip(*entries)) if entries else [(), (), (), ()]
+            for call in {_key(call): call for call in program.calls if call.port == j}.values():
+                send, resource, demand = costs.loads_of_sends(call, ranks, world.port_peer[role][:, j], size)
+                add(call, owners + send, resource, demand)
+            senders.append(np.stack([ranks, np.full(len(ranks), j)], axis=1))
+            owners += len(ranks)
+    empty = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+    owner, number, resource, demand = (np.concatenate(columns) for columns in zip(empty, *pieces))
     return Links(
         capacity=np.asarray(costs.capacity, np.float64),
         groups=groups,
-        senders=np.asarray(senders, np.int64).reshape(-1, 2),
-        owner=np.asarray(columns[0], np.int64),
-        call=np.asarray(columns[1], np.int64),
-        resource=np.asarray(columns[2], np.int64),
-        demand=np.asarray(columns[3], np.float64),
+        senders=np.concatenate([np.zeros((0, 2), np.int64), *senders]),
+        owner=owner,
+        call=number,
+        resource=resource,
+        demand=demand,
         call_numbers=numbers,
     )
 

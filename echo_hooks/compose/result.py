@@ -36,8 +36,9 @@ class Timeline:
     Arrays run over the records of ``program``, in microseconds from the start of the step on the representative's
     host clock: ``issue_us`` when the host issued the record, ``start_us``/``end_us`` when it ran (NaN for records
     that never run on a stream). For communication ``ready_us`` is when the last member had arrived (data moves from
-    then on). ``slowdown``: duration over duration alone, 1.0 where nothing overlapped. Adding ``offset_us`` puts the
-    timelines of one composition on a common clock.
+    then on). ``slowdown``: duration over duration alone, 1.0 where nothing overlapped. ``slack_us``: how much later the
+    record could end (one without an end: be issued) before the step's last rank ends later; 0 on the critical path,
+    None where it was not worked out. Adding ``offset_us`` puts the timelines of one composition on a common clock.
     """
 
     representative: int
@@ -51,6 +52,7 @@ class Timeline:
     slowdown: np.ndarray
     breakdown: Breakdown
     offset_us: float = 0.0
+    slack_us: np.ndarray | None = None
 
 
 @dataclass
@@ -71,18 +73,20 @@ class CriticalPath:
 
 @dataclass(frozen=True)
 class Band:
-    """Quantiles of the step time, in microseconds."""
+    """Quantiles of the step time, in microseconds, and in one sentence what they rest on."""
 
     p10_us: float
     p50_us: float
     p90_us: float
+    basis: str = ""
 
 
 @dataclass
 class Composition:
     """``step_time_us``: period of the steady state, over all ranks. ``critical``: index of the timeline with the
     longest busy path. ``evidence``: share (0 to 1) of the critical path's time by kind of truth ("measured",
-    "profiled", "modelled", "assumed"). With ``problems`` of kind "hang" or "mismatch" there are no timelines.
+    "profiled", "modelled", "assumed"). ``notes``: what is legal, but worth knowing. With ``problems`` of kind "hang" or
+    "mismatch" there are no timelines.
     """
 
     step_time_us: float
@@ -92,4 +96,5 @@ class Composition:
     problems: list[Problem] = field(default_factory=list)
     critical_path: CriticalPath | None = None
     band: Band | None = None
+    notes: list[str] = field(default_factory=list)
     seconds: float = 0.0

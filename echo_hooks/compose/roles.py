@@ -54,6 +54,7 @@ class RankFacts:
 
 
 def rank_facts(trace: RankTrace, nothing: str = "") -> RankFacts:
+    """What is kept of a trace. ``nothing``: why it has no measured step."""
     point_to_point: set[int] = set()
     roots: set[tuple[int, int]] = set()
     hands_on = False
@@ -86,12 +87,14 @@ def program_signature(trace: RankTrace) -> bytes:
     """16 bytes, equal for ranks whose programs are equal once groups and peers are named by place, not by number.
 
     Counts: order, kinds, ops with their shapes, bytes, streams, events, threads, batches, the family and size of each
-    group, and the *place* of roots and peers in it. Of the prologue only communication counts: nothing else there is
-    timed. Does not count: host times, labels (module, phase, micro-batch, site), tags of device communication (NCCL
-    has none), and the rank's own place in its groups.
+    group, and the *place* of roots and peers in it. Of the prologue only communication counts, and of its ops the
+    names: nothing there is timed. Does not count: host times, labels (module, phase, micro-batch, site), tags of
+    device communication (NCCL has none), and the rank's own place in its groups.
     """
     digest = blake2b(str(trace.steps).encode(), digest_size=16)
     ops = np.array([_number(_op_text(op)) for op in trace.ops] + [0], np.int64)  # op -1 finds the appended 0
+    # The root of a scatter holds a list that the others do not: before the steps that makes no difference.
+    names = np.array([_number(op.name) for op in trace.ops] + [0], np.int64)
     families = family_ordinals(trace.groups)
     groups = [_number(f"{families[g.family]!r} {g.size}") for g in trace.groups]
     group_numbers = np.array([*groups, 0], np.int64)
@@ -99,7 +102,7 @@ def program_signature(trace: RankTrace) -> bytes:
     talks = np.isin(prologue.kind, (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))
     before = Program({k: v[talks] for k, v in prologue.columns.items()}, prologue.strings, prologue.streams)
     for part, timed in ((before, False), (trace.program, True)):
-        for column in _canonical(part, ops, group_numbers, trace.groups, timed):
+        for column in _canonical(part, ops if timed else names, group_numbers, trace.groups, timed):
             digest.update(np.ascontiguousarray(column, np.dtype("<i8")).tobytes())
     return digest.digest()
 
@@ -176,6 +179,7 @@ class RankClass:
 
 
 def point_to_point_families(facts: Mapping[int, RankFacts], groups: GroupTable) -> set[int]:
+    """Families of groups on which traced ranks send to each other."""
     return {groups[i].family for fact in facts.values() for i in fact.point_to_point}
 
 

@@ -89,6 +89,8 @@ class Tables:
 
 
 def concatenate(programs: Sequence[RoleProgram]) -> Programs:
+    """All programs one after the other, with where each begins."""
+
     def bases(lengths: list[int]) -> np.ndarray:
         return np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
 

@@ -10,28 +10,41 @@ from echo_hooks.compose.engine import State
 from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.programs import SYNC, RoleProgram
 from echo_hooks.compose.result import Breakdown, Composition, Timeline
+from echo_hooks.compose.slack import record_slack
 from echo_hooks.compose.tables import Tables
 from echo_hooks.compose.world import World
 from echo_hooks.errors import UsageError
 
 
 def measure(
-    world: World, partition: Partition, tables: Tables, state: State, repeat: int, host_launch_us: float
+    world: World,
+    partition: Partition,
+    tables: Tables,
+    state: State,
+    repeat: int,
+    host_launch_us: float,
+    with_slack: bool = False,
 ) -> Composition:
-    """The last of ``repeat`` copies as a Composition, without its problems."""
+    """The last of ``repeat`` copies as a Composition, without its problems. Uses ``state`` up: its times become the
+    timelines'."""
     done = completions(world, partition, tables, state, repeat)
+    path = critical_path(world, tables, state, repeat, host_launch_us, done)
+    slack = record_slack(tables, state, repeat, host_launch_us, float(done[:, -1].max())) if with_slack else None
     origin = float(state.origin.min())
+    path.begin_us, path.end_us = path.begin_us - origin, path.end_us - origin
     timelines = []
     for c, ranks in enumerate(partition.ranks()):
         program = world.programs[world.role_of[ranks[0]]]
         period = float(done[c, -1] - done[c, 0]) / (repeat - 1)
         timelines.append(_timeline(world, tables, state, c, ranks, repeat, float(done[c, -1]), period, origin))
         timelines[-1].breakdown.step_us = period / program.steps
+        if slack is not None:
+            last = int(tables.classes.last0[c])
+            # What only rounding makes differ from 0 is on the critical path.
+            timelines[-1].slack_us = np.where(np.abs(mine := slack[last : last + program.n]) > 1e-6, mine, 0.0)
     steps = {p.steps for p in world.programs}
     if len(steps) > 1:
         raise UsageError(f"the ranks' programs hold different numbers of steps: {sorted(steps)}")
-    path = critical_path(world, tables, state, repeat, host_launch_us, done)
-    path.begin_us, path.end_us = path.begin_us - origin, path.end_us - origin
     return Composition(
         step_time_us=max(t.breakdown.step_us for t in timelines),
         timelines=timelines,
@@ -68,8 +81,9 @@ def _timeline(
     n = program.n
     last = int(tables.classes.last0[c])
     instance = int(tables.classes.instance0[c]) + (repeat - 1) * n
-    start, ready = state.start[last : last + n].copy(), state.ready[last : last + n].copy()
-    issue, end = state.issue[instance : instance + n].copy(), state.end[instance : instance + n].copy()
+    # Views, moved to the rank's own clock in place: copies would double the memory of an unfolded world.
+    start, ready = state.start[last : last + n], state.ready[last : last + n]
+    issue, end = state.issue[instance : instance + n], state.end[instance : instance + n]
     end[program.action == SYNC] = np.nan  # the engine keeps when the host went on there
 
     names: list[str] = []
@@ -82,17 +96,20 @@ def _timeline(
     name_of = np.full(n, -1, np.int64)
     name_of[program.call_record] = np.asarray(name_of_port, np.int64)[program.call_port] if names else -1
     parts = breakdown(program.program.kind, name_of, names, start, ready, end, until, period, program.steps)
+    slowdown = _slowdown(program, tables, state, c, repeat, start, end)
     zero = float(state.origin[c])
+    for times in (issue, start, ready, end):
+        times -= zero
     return Timeline(
         representative=int(ranks[0]),
         ranks=tuple(ranks.tolist()),
         role=program.role.name,
         program=program.program,
-        issue_us=issue - zero,
-        start_us=start - zero,
-        ready_us=ready - zero,
-        end_us=end - zero,
-        slowdown=_slowdown(program, tables, state, c, repeat, start, end),
+        issue_us=issue,
+        start_us=start,
+        ready_us=ready,
+        end_us=end,
+        slowdown=slowdown,
         breakdown=parts,
         offset_us=zero - origin,
     )
@@ -112,7 +129,10 @@ def _slowdown(
     with np.errstate(divide="ignore", invalid="ignore"):
         slowdown = taken / alone
     # What only rounding makes differ from 1 was not slowed down.
-    return np.where((alone > 0) & (np.abs(slowdown - 1.0) > 1e-9) & ~np.isnan(slowdown), slowdown, 1.0)
+    slowed = (alone > 0) & (np.abs(slowdown - 1.0) > 1e-9) & ~np.isnan(slowdown)
+    if not slowed.any():
+        return np.broadcast_to(1.0, program.n)  # in an unfolded world as large as all other times of a rank
+    return np.where(slowed, slowdown, 1.0)
 
 
 def _busy(parts: Breakdown) -> float:

@@ -26,21 +26,47 @@ INPUT_SIGMA: dict[Evidence, float] = {
 """Standard deviation of the logarithm of a duration by where it comes from. Assumed, until a comparison with measured
 steps gives better ones."""
 
+SHARED = 0.5
+"""Share of that variance which all kernels (and likewise all calls) of one evidence have in common: a model that is too
+slow on one product is likely too slow on the next. Assumed; with 0 the errors of many operations would average out."""
+
+HOST_SIGMA = 0.20
+"""The same for host times as a whole: they were measured, but on the machine that traced, not on the cluster's hosts.
+Assumed too."""
+
+FEWEST_SAMPLES = 8
+"""With fewer there is nothing to read a P10 and a P90 from."""
+
+NOISY_RECORDS = 3_000_000
+"""Records of the whole world, over all copies, up to which noise is drawn for every rank by itself."""
+
 
 @dataclass(frozen=True)
 class Variability:
-    """``samples`` simulations with other inputs, drawn from ``seed``.
+    """At most ``samples`` simulations with other inputs, drawn from ``seed``.
 
-    Every distinct operation and call gets a factor of its own, equal on all ranks (an error of its model), log-normal
-    with the ``sigma`` of its evidence; and every single kernel one more, independent, with sigma ``jitter`` (noise of
-    the machine). The noise is drawn per simulated class: for the slowest of many equal ranks to show, simulate
-    unfolded.
+    Every distinct operation and call gets a factor, equal on all ranks (an error of its model), log-normal with the
+    ``sigma`` of its evidence, half of its variance (SHARED) in common with the others of that evidence; the host times
+    of all ranks get one together, with ``host_sigma``; and every single kernel one more, independent, with sigma
+    ``jitter`` (noise of the machine). The noise is each rank's own in worlds of up to NOISY_RECORDS records; in larger
+    ones it is drawn per simulated class, and the slowest of many equal ranks does not show. ``most_records``: take
+    fewer samples where all of them together would simulate more records than this, and give no band if that leaves
+    under FEWEST_SAMPLES.
     """
 
     samples: int = 32
     seed: int = 0
     jitter: float = 0.0
     sigma: Mapping[Evidence, float] = field(default_factory=lambda: INPUT_SIGMA)
+    host_sigma: float = HOST_SIGMA
+    most_records: int | None = None
+
+    def affordable(self, records: int) -> int:
+        """Samples to take where one simulates ``records`` records; 0 for no band."""
+        if self.most_records is None:
+            return self.samples
+        samples = min(self.samples, self.most_records // max(records, 1))
+        return samples if samples >= min(FEWEST_SAMPLES, self.samples) else 0
 
 
 def band(
@@ -51,19 +77,23 @@ def band(
     host_launch_us: float,
     step_time_us: float,
     variability: Variability,
-) -> Band:
+) -> Band | None:
     """P10, P50 and P90 of ``step_time_us``: the spread of the samples' periods around that of the undisturbed inputs,
-    both with constant durations."""
+    both with constant durations. None where the samples would take too long (``Variability.most_records``)."""
+    samples = variability.affordable(repeat * int(tables.programs.n[tables.classes.role].sum()))
+    if not samples:
+        return None
     rng = np.random.default_rng(variability.seed)
+    host = np.exp(variability.host_sigma * np.random.default_rng([variability.seed, 1]).standard_normal(samples))
     operations, of_record = _operations(world, variability.sigma)
     calls, of_call = _calls(world, tables, variability.sigma)
     undisturbed = _period(world, partition, tables, repeat, host_launch_us)
     ratios = []
-    for sample in range(variability.samples):
-        run_us = tables.programs.run_us * np.exp(operations * rng.standard_normal(len(operations)))[of_record]
-        cost_us = tables.classes.cost_us * np.exp(calls * rng.standard_normal(len(calls)))[of_call]
+    for sample in range(samples):
+        run_us = tables.programs.run_us * np.exp(_errors(rng, operations))[of_record]
+        cost_us = tables.classes.cost_us * np.exp(_errors(rng, calls))[of_call]
         disturbed = Tables(
-            tables.programs._replace(run_us=run_us),
+            tables.programs._replace(run_us=run_us, host_us=tables.programs.host_us * host[sample]),
             tables.classes._replace(cost_us=cost_us),
             tables.channels,
             tables.ends,
@@ -71,12 +101,36 @@ def band(
             tables.call_evidence,
             tables.call_latency_us,
         )
+        launch_us = host_launch_us * float(host[sample])
         period = _period(
-            world, partition, disturbed, repeat, host_launch_us, variability.jitter, variability.seed + 1 + sample
+            world, partition, disturbed, repeat, launch_us, variability.jitter, variability.seed + 1 + sample
         )
         ratios.append(period / undisturbed if undisturbed > 0 else 1.0)
     p10, p50, p90 = (float(x) * step_time_us for x in np.quantile(ratios, [0.1, 0.5, 0.9]))
-    return Band(p10, p50, p90)
+    return Band(p10, p50, p90, _basis(variability, samples, len(partition.representative) == world.world_size))
+
+
+def _errors(rng: np.random.Generator, sigma: np.ndarray) -> np.ndarray:
+    """Logarithms of one factor each; those of one sigma are of one evidence, and have SHARED of their variance in
+    common."""
+    _, kind = np.unique(sigma, return_inverse=True)
+    common = rng.standard_normal(int(kind.max(initial=-1)) + 1)[kind.reshape(-1)]
+    return sigma * (np.sqrt(SHARED) * common + np.sqrt(1.0 - SHARED) * rng.standard_normal(len(sigma)))
+
+
+def _basis(variability: Variability, samples: int, every_rank: bool) -> str:
+    named = (Evidence.MEASURED, Evidence.PROFILED, Evidence.MODELLED, Evidence.ASSUMED)
+    sigmas = ", ".join(f"{100 * variability.sigma[kind]:g} % {kind.name.lower()}" for kind in named)
+    text = (
+        f"P10 and P90 of the step time are of {samples} simulations (seed {variability.seed}); in each every operation"
+        f" and call is off by a log-normal factor of sigma {sigmas} (half the variance in common),"
+        " and all host times"
+        f" together by one of sigma {100 * variability.host_sigma:g} % (assumed figures)"
+    )
+    if variability.jitter > 0.0:
+        whose = "each rank's own" if every_rank else "one for all ranks of a class, as the world is large"
+        text += f", and every single kernel by another of sigma {100 * variability.jitter:g} % ({whose})"
+    return text
 
 
 def _period(

@@ -12,6 +12,7 @@ from echo_hooks.patching import Patch
 
 
 def accelerator_patches() -> list[Patch]:
+    """The functions of ``torch._C`` below ``torch.accelerator``."""
     return bindings(
         {
             "_accelerator_getAccelerator": lambda: torch.device("cuda"),

@@ -10,6 +10,7 @@ from echo_hooks.patching import Patch
 
 
 def compilation_patches() -> list[Patch]:
+    """torch.compile is left out, CUDA graphs are refused."""
     why = "a graph is captured once and replayed without the host"
     return [
         Patch(torch, "compile", always(compile), "a compiler needs a device to compile for"),

@@ -12,6 +12,9 @@ SHADOW_MAX_ELEMENTS = 256
 """Pretended tensors of up to this many elements carry their true value for as long as it is known."""
 
 
+_base_data: Any = torch._C.TensorBase.data
+
+
 class StorageOwner(Protocol):
     """Who allocates: the capture's memory."""
 
@@ -72,6 +75,41 @@ class StorageView:
         return self._storage.device.type == "cuda"
 
 
+class TypedStorageView:
+    """What ``_typed_storage()`` answers: the same storage in elements (FullyShardedDataParallel frees by it)."""
+
+    def __init__(self, storage: Storage, dtype: torch.dtype):
+        self._untyped_storage = StorageView(storage)
+        self.dtype = dtype
+
+    def untyped(self) -> StorageView:
+        return self._untyped_storage
+
+    def _size(self) -> int:
+        return self._untyped_storage.size() // self.dtype.itemsize
+
+    size = __len__ = _size
+
+    def _resize_(self, elements: int) -> TypedStorageView:
+        self._untyped_storage.resize_(elements * self.dtype.itemsize)
+        return self
+
+    resize_ = _resize_
+
+    def _data_ptr(self) -> int:
+        return self._untyped_storage.data_ptr()
+
+    data_ptr = _data_ptr
+
+    @property
+    def device(self) -> torch.device:
+        return self._untyped_storage.device
+
+    @property
+    def is_cuda(self) -> bool:
+        return self._untyped_storage.is_cuda
+
+
 class Pretended(torch.Tensor):
     """A tensor on ``device`` without data.
 
@@ -108,7 +146,7 @@ class Pretended(torch.Tensor):
     # ---- what C++ would read from memory ----
 
     def tolist(self):
-        return self.detach().to("cpu").tolist() if self.dim() else self.item()
+        return self._on_host().tolist() if self.dim() else self.item()
 
     def numpy(self, *, force: bool = False):
         if self.device.type != "cpu" and not force:
@@ -116,8 +154,14 @@ class Pretended(torch.Tensor):
                 f"can't convert {self.device} device type tensor to numpy. "
                 "Use Tensor.cpu() to copy the tensor to host memory first."
             )
+        return self._on_host().numpy()
+
+    def _on_host(self) -> torch.Tensor:
+        """A real CPU tensor; of one too large to know its value: zeros."""
         host = self.detach().to("cpu")
-        return host_tensors.zeros(host.shape, host.dtype).numpy() if isinstance(host, Pretended) else host.numpy()
+        if not isinstance(host, Pretended):
+            return host
+        return host_tensors.zeros((), host.dtype).expand(host.shape).clone()  # a large factory would be pretended again
 
     def __array__(self, dtype=None, copy=None):
         array = self.numpy()
@@ -131,18 +175,23 @@ class Pretended(torch.Tensor):
 
     # ---- storage ----
 
+    def echo_become(self, other: Pretended) -> Pretended:
+        """Become what ``other`` is, with its storage, and stay the same Python object."""
+        _base_data.__set__(self, other)
+        self.echo_storage = other.echo_storage
+        return self
+
     def untyped_storage(self):
         return StorageView(self.echo_storage)
+
+    def _typed_storage(self):
+        return TypedStorageView(self.echo_storage, self.dtype)
+
+    storage = _typed_storage
 
     def data_ptr(self) -> int:
         base = StorageView(self.echo_storage).data_ptr()
         return base + int(self.storage_offset()) * self.dtype.itemsize if base else 0
-
-    def pin_memory(self, *_args, **_kwargs):
-        return self
-
-    def is_pinned(self, *_args, **_kwargs) -> bool:
-        return False
 
     def record_stream(self, _stream) -> None:
         """Lengthens the life of the block to what the stream has reached at the free; the allocator model frees at
@@ -161,13 +210,15 @@ class Pretended(torch.Tensor):
         return copy
 
     def __reduce_ex__(self, _protocol):
-        return _rebuild, (tuple(self.shape), self.stride(), self.dtype, str(self.device), self.requires_grad)
+        parameter = isinstance(self, torch.nn.Parameter)
+        return rebuild, (tuple(self.shape), self.stride(), self.dtype, str(self.device), self.requires_grad, parameter)
 
 
-def _rebuild(shape, stride, dtype, device, requires_grad):
+def rebuild(shape, stride, dtype, device, requires_grad, parameter):
     """A pretended tensor read back from a checkpoint: the same metadata, no values."""
+    device = torch._utils._get_restore_location(device)  # torch.load's map_location
     tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device)
-    return tensor.requires_grad_(requires_grad)
+    return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
 
 
 _HANDLER: list = [None]

@@ -6,13 +6,18 @@ from typing import Any
 
 import torch
 import torch._subclasses.fake_tensor as fake_tensor
+import torch._weights_only_unpickler as weights_only
 import torch.optim.optimizer as optimizer
+import torch.utils._device
 import torch.utils._foreach_utils as foreach_utils
 
-from echo_hooks.devices.pretended import Pretended
+from echo_hooks.devices.pinned import is_pinned, pin
+from echo_hooks.devices.pretended import Pretended, rebuild
 from echo_hooks.patching import Patch
 
 _base_data: Any = torch._C.TensorBase.data  # the descriptor; stubs know only the attribute behind it
+# Filled while torch.tensor is torch's own: by this list a `torch.device` context knows what to send to its device.
+torch.utils._device._device_constructors()
 
 
 def patches() -> list[Patch]:
@@ -25,7 +30,7 @@ def patches() -> list[Patch]:
         Patch(torch, "as_tensor", _as_tensor, "as torch.tensor", "2.9"),
         Patch(torch.Tensor, "new_tensor", _new_tensor, "as torch.tensor", "2.9", create=True),
         Patch(torch.Tensor, "pin_memory", lambda _: _pin_memory, "needs a driver", "2.9", create=True),
-        Patch(torch.Tensor, "is_pinned", lambda _: lambda self, *a, **k: False, "needs a driver", "2.9", create=True),
+        Patch(torch.Tensor, "is_pinned", lambda _: _is_pinned, "needs a driver", "2.9", create=True),
         Patch(optimizer, "_foreach_supported_types", with_pretended, "else optimizers loop over single tensors", "2.9"),
         Patch(foreach_utils, "_foreach_supported_types", with_pretended, "gradient clipping likewise", "2.9"),
         Patch(
@@ -36,6 +41,14 @@ def patches() -> list[Patch]:
             "2.9",
             create=True,
         ),
+        Patch(
+            weights_only,
+            "_marked_safe_globals_set",
+            lambda known: known | {rebuild},
+            "torch.load refuses what it does not know; a saved pretended tensor is only metadata",
+            "2.9",
+        ),
+        Patch(fake_tensor.log, "disabled", lambda _: True, "it logs what is raised into the script anyway", "2.9"),
         Patch(fake_tensor, "init_gpu_context", lambda _: lambda device: None, "initialises a device", "2.9"),
     ]
 
@@ -56,7 +69,10 @@ def _apply(self, fn, recurse=True):
             grad = None if parameter.grad is None else fn(parameter.grad)
         if new is not parameter:
             parameter.grad = None
-            _set_data(parameter, new)
+            if new.is_meta == parameter.is_meta:
+                _set_data(parameter, new)
+            else:
+                _become(parameter, new)
         if grad is not None:
             parameter.grad = grad
     for name, buffer in self._buffers.items():
@@ -70,8 +86,7 @@ def _apply(self, fn, recurse=True):
 
 def _set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
     if isinstance(tensor, Pretended) and isinstance(value, Pretended) and tensor.device == value.device:
-        _base_data.__set__(tensor, value)
-        tensor.echo_storage = value.echo_storage
+        tensor.echo_become(value)
         tensor.echo_shadow, tensor.echo_stamp = value.echo_shadow, value.echo_stamp
     elif type(tensor) is type(value) and not isinstance(tensor, Pretended):
         _base_data.__set__(tensor, value)
@@ -148,4 +163,8 @@ def _new_tensor(original):
 
 
 def _pin_memory(self, *_args, **_kwargs):
-    return self
+    return pin(self)
+
+
+def _is_pinned(self, *_args, **_kwargs):
+    return is_pinned(self)

@@ -15,6 +15,16 @@ class TensorMeta:
     contiguous: bool = True
 
 
+def dtype_name(dtype: object) -> str:
+    """The name of a torch dtype: "bfloat16" of torch.bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
+def meta_of(tensor: Any) -> TensorMeta:
+    """Meta of a torch tensor (which this module need not import to read)."""
+    return TensorMeta(tuple(int(n) for n in tensor.shape), dtype_name(tensor.dtype), tensor.is_contiguous())
+
+
 @dataclass(frozen=True)
 class OpSignature:
     """One distinct operation.
@@ -26,7 +36,8 @@ class OpSignature:
     ``bytes_read``/``bytes_written``: every distinct tensor once.
     ``attrs``: plain values (str, int, float, bool, None, lists of them). For communication: ``reduce`` ("sum", "avg",
     "max", ...), ``input_splits``/``output_splits`` (elements, uneven all-to-all), ``count`` (tensors in a coalesced
-    call). For SDPA: ``causal``, ``head_dim``. For foreach ops ``tensors`` (how many).
+    call). For fused attention ``causal``, for foreach and fused optimizer ops ``tensors`` (how many), for float32
+    products ``tf32`` (allowed or not), for copies ``direction``.
     """
 
     name: str

@@ -24,6 +24,8 @@ class Kind(IntEnum):
 
 
 class Phase(IntEnum):
+    """Which part of the step a record belongs to."""
+
     FORWARD = 0
     BACKWARD = 1
     OPTIMIZER = 2

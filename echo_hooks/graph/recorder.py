@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -49,12 +50,15 @@ class Recorder:
     memory: MemoryEvents = field(default_factory=MemoryEvents)
     assumptions: dict[tuple[str, str, str], Assumption] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    one_offs: list[tuple[int, int]] = field(default_factory=list)  # [first, end) of records that no later step repeats
     stream: int = DEFAULT_STREAM
     module: int = 0
     phase: int = Phase.OTHER
     microbatch: int = -1
     overhead_ns: int = 0  # of each entry, spent before our clock can stop: see capture.overhead
     paused: bool = False
+    _thread: int = field(default_factory=threading.get_ident)
+    _threads: dict[int, int] = field(default_factory=dict)
     _depth: int = 0
     _left_ns: int = 0
     host_ns: int = 0  # gathered since the last record
@@ -80,18 +84,22 @@ class Recorder:
             self.leave()
 
     def enter(self) -> None:
+        if threading.get_ident() != self._thread:  # the clock is the first thread's
+            return
         if self._depth == 0:
             self.host_ns += self.clock_ns() - self._left_ns
         self._depth += 1
 
     def leave(self) -> None:
+        if threading.get_ident() != self._thread:
+            return
         self._depth -= 1
         if self._depth == 0:
             self._left_ns = self.clock_ns()
 
     def enter_from_dispatch(self) -> None:
         """As ``enter``, for an op that came through the dispatch mode: the way there is Echo's own time too."""
-        outermost = self._depth == 0
+        outermost = self._depth == 0 and threading.get_ident() == self._thread
         self.enter()
         if outermost:
             self.host_ns = max(0, self.host_ns - self.overhead_ns)
@@ -106,6 +114,8 @@ class Recorder:
     def _append(self, kind: Kind, **values) -> int:
         if self.paused:
             return -1
+        if threading.get_ident() != self._thread:
+            return self._append_aside(kind, **values)
         outside = self._depth == 0  # called without own_time(): still never counts our own work
         if outside:
             self.enter()
@@ -121,6 +131,11 @@ class Recorder:
         finally:
             if outside:
                 self.leave()
+
+    def _append_aside(self, kind: Kind, **values) -> int:
+        """A record of another thread of the script (one that prefetches, say): its host time is not measured."""
+        thread = self._threads.setdefault(threading.get_ident(), len(self._threads) + 1)
+        return self.program.append(kind, module=self.module, phase=Phase.OTHER, thread=thread, **values)
 
     def compute(self, op: int, bytes: int = 0, stream: int | None = None) -> int:
         return self._append(Kind.COMPUTE, op=op, bytes=bytes, stream=self.stream if stream is None else stream)
@@ -145,6 +160,16 @@ class Recorder:
 
     def mark(self, name: str, number: int) -> int:
         return self._append(Kind.MARK, op=self.ops.add(OpSignature(name)), seq=number)
+
+    @contextmanager
+    def one_off(self):
+        """What is recorded inside is set-up that a framework puts off until a step: no later step repeats it."""
+        begin = len(self.program)
+        try:
+            yield
+        finally:
+            if len(self.program) > begin:
+                self.one_offs.append((begin, len(self.program)))
 
     # ---- communication ----
 
@@ -244,6 +269,8 @@ class Recorder:
         return f"{inner} (from {outer})"
 
 
+# Their frames stand between a script and what it calls: context managers, decorators (@deprecated), thread starters.
+_WRAPPERS = ("contextlib.py", "functools.py", "typing_extensions.py", "warnings.py", "threading.py", "runpy.py")
 _FOREIGN: dict[str, bool] = {}
 
 
@@ -253,7 +280,7 @@ def _foreign(filename: str) -> bool:
         torch = sys.modules.get("torch")
         torch_dir = os.path.dirname(getattr(torch, "__file__", "") or "/nonexistent/torch")
         answer = filename.startswith((torch_dir + os.sep, _ECHO + os.sep, "<")) or filename.endswith(
-            (os.sep + "contextlib.py", os.sep + "threading.py", os.sep + "runpy.py")
+            tuple(os.sep + name for name in _WRAPPERS)
         )
         _FOREIGN[filename] = answer
     return answer

@@ -11,6 +11,7 @@ from echo_hooks.graph.rundir import Run
 # name their dimensions by these customs (torchtitan, PyTorch's FSDP2 and HSDP tutorials).
 _WHOLE = ("dp-cp", "dp", "data", "data_parallel", "fsdp", "dp_cp")
 _FACTORS = ("dp_replicate", "dp_shard", "replicate", "shard", "cp")
+_SAME_TOKENS = ("tp", "tensor", "mp", "pp", "pipeline")
 
 
 def tokens_per_step(run: Run) -> tuple[int | None, str]:
@@ -29,8 +30,9 @@ def tokens_per_step(run: Run) -> tuple[int | None, str]:
     if factors:
         width = int(np.prod([sizes[name] for name in factors]))
         return trace.tokens_per_step * width, f"{width} data-parallel replicas (groups {', '.join(factors)})"
-    if set(sizes) <= {"world"} and not _sends(run):
-        return trace.tokens_per_step * run.world_size, "every rank taken as a data-parallel replica: no other group"
+    divided = any(size != 1 and (size != run.world_size or name in _SAME_TOKENS) for name, size in sizes.items())
+    if not divided and not _sends(run):
+        return trace.tokens_per_step * run.world_size, "every rank taken as a data-parallel replica"
     return None, "no group is named as data parallel"
 
 

@@ -91,10 +91,12 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as a whole file; ValueError for a number that JSON lacks (NaN, infinity)."""
     atomic_write(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
 def write_table(path: Path, table: pa.Table) -> None:
+    """Write a Parquet file beside ``path`` and rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -124,11 +126,13 @@ def write_trace(directory: Path, trace: RankTrace) -> None:
 
 
 def write_groups(directory: Path, groups: GroupTable) -> None:
+    """Write groups.parquet."""
     fields = ("index", "name", "ranks", "backend", "site", "desc", "family", "member")
     write_table(directory / "groups.parquet", pa.table({f: [getattr(g, f) for g in groups] for f in fields}))
 
 
 def write_roles(directory: Path, roles: list[Role]) -> None:
+    """Write roles.json."""
     write_json(directory / "roles.json", {"format": FORMAT, "roles": [asdict(r) for r in roles]})
 
 
@@ -205,6 +209,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_table(path: Path, columns: tuple[str, ...]) -> pa.Table:
+    """``columns`` of a Parquet file of at most MAX_ROWS rows; UsageError says what is missing or damaged."""
     try:
         file = pq.ParquetFile(path)
         if file.metadata.num_rows > MAX_ROWS:
@@ -220,6 +225,7 @@ def read_table(path: Path, columns: tuple[str, ...]) -> pa.Table:
 
 
 def read_groups(directory: Path) -> GroupTable:
+    """The group table of a run directory; UsageError when it is missing or damaged."""
     fields = ("index", "name", "ranks", "backend", "site", "desc", "family", "member")
     rows = read_table(directory / "groups.parquet", fields).to_pylist()
     table = GroupTable()
@@ -228,6 +234,7 @@ def read_groups(directory: Path) -> GroupTable:
 
 
 def read_roles(directory: Path) -> list[Role]:
+    """The roles of a run directory; UsageError when they are missing or damaged."""
     path = directory / "roles.json"
     try:
         return [
@@ -246,6 +253,7 @@ def read_roles(directory: Path) -> list[Role]:
 
 
 def read_trace(directory: Path, rank: int) -> RankTrace:
+    """One traced rank of a run directory; UsageError when a file is missing, damaged, or its indices lead nowhere."""
     stem = directory / "ranks" / f"{rank:05d}"
     path = stem.with_suffix(".parquet")
     table = read_table(path, tuple(COLUMNS))

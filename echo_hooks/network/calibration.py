@@ -20,6 +20,12 @@ MAX_FILE_BYTES = 1 << 20
 STOCK_BAND = (0.75, 1.6)
 # And where the node was calibrated, but nothing was measured between nodes.
 UNSEEN_NETWORK_BAND = (0.8, 1.6)
+# Hops between nodes in LL and LL128 take about twice what NCCL counts on: 1.9 on a public A100 cluster (32 GPUs,
+# coreweave/nccl-tests), 2.5 on two H200 nodes (kubernetes-sigs/dranet).
+UNSEEN_NET_HOP = {"ll": 2.0, "ll128": 2.0, "simple": 1.0}
+# And each channel takes the proxy thread's time once: 1.5 us in the 16-GPU log of NetX-lab/Echo; NCCL counts on 1 us
+# per posted step on Intel hosts and 2 us on AMD (src/graph/tuning.cc).
+UNSEEN_NET_CHANNEL_US = 1.5
 
 Key = tuple[str, str, str, str]  # scope ("node" or "network"), algorithm, protocol, collective ("": any)
 
@@ -76,8 +82,11 @@ class Calibration:
                 return self.scalings[key]
         if algorithm == "p2p":
             return sends_like_rings(self._scaling(scope, "ring", protocol, ""))
-        if scope == "network":  # without data from between nodes: links and hops there as NCCL has them
-            return replace(self._scaling("node", algorithm, protocol, ""), net_hop=1.0, transfer=1.0)
+        if scope == "network":  # without data from between nodes: links there as NCCL has them
+            node = self._scaling("node", algorithm, protocol, "")
+            channel_us = max(node.channel_us, UNSEEN_NET_CHANNEL_US)
+            unseen = replace(node, net_hop=UNSEEN_NET_HOP[protocol], channel_us=channel_us, transfer=1.0)
+            return unseen if self.scalings else STOCK
         channel_us = next((s.channel_us for (_, a, *_), s in self.scalings.items() if a != "p2p"), 0.0)
         return replace(STOCK, channel_us=channel_us)
 
@@ -95,6 +104,7 @@ class Calibration:
 
 
 def scope_of(nodes: int) -> str:
+    """ "node" or "network": which scalings a group on ``nodes`` nodes takes."""
     return "node" if nodes == 1 else "network"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -25,5 +26,5 @@ class Cost:
     algorithm: str
     protocol: str
     channels: int
-    loads: tuple[tuple[int, float], ...]
+    loads: Sequence[tuple[int, float]]
     evidence: str = "modelled"

@@ -46,6 +46,8 @@ class Samples:
 
 @dataclass(frozen=True)
 class Point:
+    """What runs at one size, and how long."""
+
     duration_us: float
     latency_us: float
     algorithm: str
@@ -57,6 +59,7 @@ class Curve:
     """Duration over bytes; ``at(bytes)`` costs a search in a short list."""
 
     def __init__(self, samples: Samples, duration: np.ndarray):
+        self.duration_us = duration  # over SIZES
         self._duration = duration.tolist()
         # Where the running maximum or minimum moved the duration, latency keeps its share of it.
         share = samples.latency / np.maximum(samples.latency + samples.transfer, 1e-300)
@@ -85,8 +88,11 @@ def samples(planned: list[Planned], calibration: Calibration, nodes: int, collec
     return Samples(latency, transfer, choice, channels, tuple((row.algorithm, row.protocol) for row in planned))
 
 
-def monotone_curve(sample: Callable[[Communicator, Reach], Samples], comm: Communicator, reach: Reach) -> Curve:
-    """The curve of ``sample(comm, reach)``, which NCCL's choice takes from ``comm`` and the duration from ``reach``."""
+def monotone_curve(
+    sample: Callable[[Communicator, Reach], Samples], comm: Communicator, reach: Reach, floor: Curve | None = None
+) -> Curve:
+    """The curve of ``sample(comm, reach)``, which NCCL's choice takes from ``comm`` and the duration from ``reach``;
+    nowhere below ``floor``."""
     actual: Samples | None = None
     bound: np.ndarray | None = None
     for step_comm, step_reach in ladder(comm, reach):
@@ -95,7 +101,7 @@ def monotone_curve(sample: Callable[[Communicator, Reach], Samples], comm: Commu
         bound = duration if bound is None else np.minimum(bound, duration)
         actual = actual or step
     assert actual is not None and bound is not None  # the ladder has at least the step it stands on
-    return Curve(actual, bound)
+    return Curve(actual, bound if floor is None else np.maximum(bound, floor.duration_us))
 
 
 def ladder(comm: Communicator, reach: Reach) -> Iterator[tuple[Communicator, Reach]]:

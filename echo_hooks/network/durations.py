@@ -32,7 +32,9 @@ _NVLS_RATE = 0.73
 # A channel that runs alone moves this many times its share of what all of them move together: between 2 and 3 in
 # fits to the small sizes of public sweeps (A100, H100, H200, B200), whose times stay level while channels are added.
 _LONE_CHANNEL = 3.0
-_BROADCAST_CHUNK_BYTES = 512 << 10  # one step of the Simple buffer (NVIDIA/nccl src/enqueue.cc)
+# What a rank of a Simple chain passes on at once: at least 1/32 of a step of 512 KiB (NVIDIA/nccl src/device/
+# prims_simple.h, genericOp).
+_SLICE_BYTES = 16 << 10
 
 
 @dataclass(frozen=True)
@@ -148,10 +150,9 @@ def _latency(function: str, row: Candidate, comm: Communicator, constants: Table
     local, log_nodes = comm.per_node, math.log2(comm.nodes)
     between = 0.0 if comm.nodes == 1 else 1.0
     if algorithm == "ring":
-        if function in ("broadcast", "reduce"):
-            return base, (1 - between) * intra, between * inter
         if between:
             intra = max(intra, NET_OVERHEAD_US[comm.cpu] * (3 if row.protocol == "simple" else 1))
+        # A broadcast goes down the whole chain once, though NCCL expects of it one hop.
         passes = 2 if function == "all_reduce" else 1
         net = passes * (comm.nodes - 1)
         return base, (passes * (comm.ranks - 1) - net) * intra, net * inter
@@ -215,6 +216,5 @@ def _smooth_correction(protocol: str, bytes: np.ndarray) -> np.ndarray:
 
 
 def _pipeline_fill(comm: Communicator, channel_rate: np.ndarray, channel_bytes: np.ndarray) -> np.ndarray:
-    """The last rank of a chain starts when a chunk has come down it (LL and LL128 pass on every line at once)."""
-    chunk = np.minimum(_BROADCAST_CHUNK_BYTES, channel_bytes)
-    return max(0, comm.ranks - 2) * chunk / (1e3 * channel_rate)
+    """The last rank of a chain starts when a slice has come down it (LL and LL128 pass on every line at once)."""
+    return max(0, comm.ranks - 2) * np.minimum(_SLICE_BYTES, channel_bytes) / (1e3 * channel_rate)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from echo_hooks.errors import UsageError
 from echo_hooks.hardware.cluster import Cluster
 from echo_hooks.network.calibration import Calibration
 from echo_hooks.network.model import CommunicationModel
+from echo_hooks.network.nccl_tables import DEFAULT_VERSION
 from echo_hooks.network.plan import Planned
 from echo_hooks.network.sweeps import Sweep
 
@@ -30,12 +33,11 @@ def model_of(
             f"{cluster.accelerators_per_node}"
         )
     cluster = dataclasses.replace(cluster, nodes=max(cluster.nodes, sweep.nodes))
-    version = sweep.nccl_version or nccl_version
     model = CommunicationModel(
         cluster,
+        nccl_version=sweep.nccl_version or nccl_version or DEFAULT_VERSION,
         environment=dict(sweep.environment),
         calibration=calibration,
-        **({"nccl_version": version} if version else {}),
     )
     ranks = tuple(n * cluster.accelerators_per_node + i for n in range(sweep.nodes) for i in range(per_node))
     return model, ranks
@@ -45,6 +47,54 @@ def plan_of(sweep: Sweep, model: CommunicationModel, ranks: tuple[int, ...]) -> 
     """The parts of the durations at the sweep's sizes."""
     sizes = np.array([size for size, _ in sweep.points], np.float64)
     return model.plan(sweep.collective, ranks, sizes, sweep.dtype or "float32")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One measured point and the model's answer, both as the sweep's clock shows them."""
+
+    sweep: Sweep
+    bytes: int
+    measured_us: float
+    predicted_us: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted_us / self.measured_us - 1
+
+
+# Ranges of sizes in which errors are reported: below the first, between, from the last.
+SIZE_RANGES = (
+    ("below 64 KiB", 0, 64 << 10),
+    ("64 KiB to 1 MiB", 64 << 10, 1 << 20),
+    ("1 MiB and above", 1 << 20, 1 << 63),
+)
+
+
+def compare(
+    sweeps: Sequence[Sweep], cluster: Cluster, calibration: Calibration | None = None, *, nccl_version: str = ""
+) -> list[Compared]:
+    """Every point of ``sweeps`` against the model of ``cluster``. Sweeps of one rank are left out: nothing moves.
+
+    Raises UsageError for a sweep that the cluster's nodes cannot hold.
+    """
+    result = []
+    for sweep in sweeps:
+        if sweep.ranks > 1:
+            model, ranks = model_of(sweep, cluster, calibration, nccl_version)
+            for (size, time), predicted in zip(sweep.points, predicted_us(sweep, model, ranks).tolist()):
+                result.append(Compared(sweep, size, time, predicted))
+    return result
+
+
+def mean_errors(compared: Sequence[Compared]) -> dict[str, float | None]:
+    """Mean absolute relative error over all points and by range of sizes; None where there are none."""
+    ranges = (("all sizes", 0, 1 << 63), *SIZE_RANGES)
+    result: dict[str, float | None] = {}
+    for name, low, high in ranges:
+        here = [abs(c.error) for c in compared if low <= c.bytes < high]
+        result[name] = float(np.mean(here)) if here else None
+    return result
 
 
 def predicted_us(sweep: Sweep, model: CommunicationModel, ranks: tuple[int, ...]) -> np.ndarray:
@@ -69,4 +119,5 @@ def as_clocked(duration_us: np.ndarray, sweep: Sweep, cluster: Cluster) -> np.nd
 
 
 def launch_floor_us(sweep: Sweep) -> float:
+    """Least time between two calls of a thread that launches on several accelerators in turn."""
     return LAUNCH_US * sweep.gpus_per_thread if sweep.clock == "stream" and sweep.gpus_per_thread > 1 else 0.0

@@ -1,9 +1,9 @@
-"""Duration and loads of every communication of a simulated job on a cluster that runs NCCL."""
+"""Duration and loads of every communication of a simulated job on a cluster."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,23 @@ from echo_hooks.network.calibration import Calibration, shipped_calibration
 from echo_hooks.network.cost import Cost, Resource
 from echo_hooks.network.curves import SIZES, Curve, Point, Samples, monotone_curve, samples
 from echo_hooks.network.durations import WIRE, Reach
+from echo_hooks.network.hccl import plan_hccl, plan_hccl_exchange, plan_hccl_send, read_hccl_environment
 from echo_hooks.network.nccl_environment import read_environment
 from echo_hooks.network.nccl_graph import Communicator
 from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, parse_version, tables
+from echo_hooks.network.nccl_tuning_log import TuningTable
 from echo_hooks.network.placement import Placement, place
 from echo_hooks.network.plan import Planned, Rules, plan_collective, plan_exchange, plan_send
-from echo_hooks.network.resources import Links, Loads, architecture, blocks, usable_nic, usable_scale_up
+from echo_hooks.network.resources import (
+    Links,
+    Loads,
+    Traffic,
+    architecture,
+    blocks,
+    reached_nic,
+    usable_nic,
+    usable_scale_up,
+)
 
 COLLECTIVES = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce",
@@ -32,9 +43,10 @@ _UNUSUAL_DTYPES = {"float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"}  # f
 
 
 class CommunicationModel:
-    """Costs on ``cluster`` with NCCL ``nccl_version``, under the job's ``environment`` (its NCCL_* variables).
+    """Costs on ``cluster`` with NCCL ``nccl_version`` (Ascend: HCCL), under the job's ``environment`` (NCCL_*, HCCL_*).
 
     ``calibration``: left out, the one that comes with the accelerator, or NCCL's own numbers (``Calibration()``).
+    ``printed``: tuning tables of the real library (``nccl_tuning_log``), which decide for groups of their size.
     ``resources``: the links that ``Cost.loads`` index. ``notes``: what a reader of the numbers should know. Costs
     are remembered, and equal for groups that lie alike.
     Raises UsageError for an unknown version and for a variable that NCCL would refuse.
@@ -47,23 +59,25 @@ class CommunicationModel:
         nccl_version: str = DEFAULT_VERSION,
         environment: Mapping[str, str] = {},
         calibration: Calibration | None = None,
+        printed: Sequence[TuningTable] = (),
     ):
-        if cluster.accelerator.vendor == "huawei":
-            raise NotImplementedError(f"{cluster.accelerator.name}: the model of HCCL is not built yet")
+        self._hccl = read_hccl_environment(environment) if cluster.accelerator.vendor == "huawei" else None
         self.cluster = cluster
         self.nccl_version = nccl_version
         self._environment = read_environment(environment)
         # Durations are built on one version: what a hop takes does not depend on what NCCL thought of it.
-        self._rules = Rules(tables(nccl_version), tables("2.30"), self._environment)
+        self._rules = Rules(tables(nccl_version), tables("2.30"), self._environment, tuple(printed))
         if calibration is None:
             calibration = shipped_calibration(cluster.accelerator.name) or Calibration()
         self.calibration = calibration
         self.notes = _notes(calibration, cluster, nccl_version)
         self._links = Links(cluster)
         self._placements: dict[tuple[int, ...], Placement] = {}
-        self._curves: dict[tuple, Curve] = {}
+        self._communicators: dict[tuple, tuple[Communicator, Reach]] = {}
+        self._curves: dict[tuple, Curve] = {}  # by what durations depend on
+        self._group_curves: dict[tuple, Curve] = {}  # by group
         self._costs: dict[tuple, Cost] = {}
-        self._even_loads: dict[tuple, Loads] = {}
+        self._traffic: dict[tuple, Traffic] = {}
 
     @property
     def resources(self) -> list[Resource]:
@@ -105,13 +119,24 @@ class CommunicationModel:
             comm, reach = self._communicator(placement, group_size)
             curve = self._curve(("send", comm, reach), self._plan_send, comm, reach)
             point = curve.at(bytes)
-            sent = np.array([bytes * WIRE[point.protocol]])
-            loads = self._links.pairs(np.array([source]), np.array([destination]), sent)
-            cost = self._costs[key] = self._cost(point, loads)
+            traffic = self._links.pairs(np.array([source]), np.array([destination]), np.ones(1))
+            cost = self._costs[key] = self._cost(point, traffic, bytes)
         return cost
+
+    def loads_of_sends(
+        self, source: np.ndarray, destination: np.ndarray, bytes: int, cost: Cost
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The loads of many sends of ``bytes`` that each cost ``cost``: (place of the send, resource, bytes there)."""
+        send, resource = self._links.ways(source, destination)
+        most = self._links.capacity(resource) * (cost.duration_us - cost.latency_us)
+        return send, resource, np.minimum(bytes * WIRE[cost.protocol], most)
 
     def placement(self, ranks: tuple[int, ...]) -> Placement:
         return self._place(ranks)
+
+    def communicator(self, ranks: tuple[int, ...]) -> Communicator:
+        """What the library's choices for a group depend on."""
+        return self._communicator(self._place(ranks))[0]
 
     def plan(self, name: str, ranks: tuple[int, ...], sizes: np.ndarray, dtype: str) -> list[Planned]:
         """What runs at each of ``sizes`` and the parts of its duration, as calibration sees it: before multipliers,
@@ -119,13 +144,11 @@ class CommunicationModel:
         placement = self._place(ranks)
         comm, reach = self._communicator(placement)
         if name in ("send", "exchange"):
-            return plan_send(comm, reach, self._rules, sizes)
+            return self._plan_send(comm, reach, sizes)
         if name in ("all_to_all", "gather", "scatter"):
             root = ranks[0] if name != "all_to_all" else -1
-            return plan_exchange(
-                comm, reach, self._rules, sizes, max(self._fullest_us(self._even(name, placement, root)))
-            )
-        return plan_collective(name, comm, reach, self._rules, dtype, sizes)
+            return self._plan_exchange(comm, reach, sizes, max(self._fullest_us(self._even(name, placement, root))))
+        return self._plan_collective(name, comm, reach, dtype, sizes)
 
     # ---- collectives ----
 
@@ -142,20 +165,26 @@ class CommunicationModel:
             raise UsageError(f"{name}: root {root} is not in the group")
         if len(ranks) == 1:
             return self._alone(name, bytes)
-        comm, reach = self._communicator(placement)
         if name in ("all_to_all", "gather", "scatter"):
-            return self._exchange(name, placement, comm, reach, bytes, root, splits)
+            return self._exchange(name, placement, bytes, root, splits)
         function = "all_reduce" if name == "barrier" else name
         if name == "barrier":
             bytes = _BARRIER_BYTES
         kind = dtype if dtype in _UNUSUAL_DTYPES else "float32"
-
-        def plan(comm: Communicator, reach: Reach) -> list[Planned]:
-            return plan_collective(function, comm, reach, self._rules, kind, SIZES, count=count)
-
-        curve = self._curve((function, comm, reach, kind, count), plan, comm, reach)
+        curve = self._collective_curve(function, placement, kind, count)
         point = curve.at(bytes)
-        return self._cost(point, self._collective_loads(function, point, placement, bytes))
+        return self._cost(point, self._collective_traffic(function, point.algorithm, placement), bytes)
+
+    def _collective_curve(self, function: str, placement: Placement, kind: str, count: int) -> Curve:
+        def curve(placement: Placement, floor: Curve | None) -> Curve:
+            comm, reach = self._communicator(placement)
+
+            def plan(comm: Communicator, reach: Reach) -> list[Planned]:
+                return self._plan_collective(function, comm, reach, kind, SIZES, count)
+
+            return self._curve((function, comm, reach, kind, count, id(floor)), plan, comm, reach, floor)
+
+        return self._over_nodes((function, kind, count), placement, curve)
 
     def _alone(self, name: str, bytes: int) -> Cost:
         """A group of one: NCCL copies input to output where they differ, reading and writing memory once."""
@@ -164,72 +193,116 @@ class CommunicationModel:
         launch = accelerator.launch_overhead_us
         return Cost(launch + copy, launch + copy, "copy", "simple", 1, ())
 
-    def _collective_loads(
-        self, function: str, point: Point, placement: Placement, bytes: int
-    ) -> list[tuple[int, float]]:
-        """Bytes per link: each accelerator's, in and out, and each node's, spread over its NICs."""
+    def _collective_traffic(self, function: str, algorithm: str, placement: Placement) -> Traffic:
+        """Bytes per link and byte of the collective: each accelerator's, in and out, and each node's, over its NICs."""
+        key = (function, algorithm, placement.ranks)
+        traffic = self._traffic.get(key)
+        if traffic is not None:
+            return traffic
         n, m, g = len(placement.ranks), len(placement.nodes), placement.per_node
-        wire = WIRE[point.protocol] * bytes
         passes = 2 if function == "all_reduce" else 1
-        ring = passes * (n - 1) / n * wire if function not in ("broadcast", "reduce") else wire
-        if point.algorithm == "ring":
+        ring = passes * (n - 1) / n if function not in ("broadcast", "reduce") else 1.0
+        if algorithm == "ring" and self._hccl is None:
             local, net = ring, ring
-        elif point.algorithm == "tree":
-            local, net = 2 * wire, (1 if m == 2 else 2) * wire
-        elif point.algorithm in ("nvls", "nvls_tree"):
-            local = wire if function == "all_reduce" else wire * (g - 1) / g
-            net = (1 if m == 2 else 2) * wire
-        elif point.algorithm == "pat":
-            local, net = 0.0, (m - 1) / m * wire
+        elif algorithm == "tree":
+            local, net = 2.0, 1.0 if m == 2 else 2.0
+        elif algorithm in ("nvls", "nvls_tree"):
+            local, net = 1.0 if function == "all_reduce" else (g - 1) / g, 1.0 if m == 2 else 2.0
+        elif algorithm == "pat":
+            local, net = 0.0, (m - 1) / m
+        elif self._hccl is not None:  # level by level
+            passes = 1 if function in ("all_gather", "reduce_scatter") else 2
+            local, net = passes * (g - 1) / g, passes * (m - 1) / m
         else:
-            local, net = wire, wire
+            local, net = 1.0, 1.0
         loads = self._links.scale_up(placement.ranks, local) if g > 1 and local else []
         if m > 1:
             # Rings and trees go through the nodes in order, so each switch is entered and left once.
-            crossing = [net if spans > 1 else 0.0 for spans in placement.spans]
-            loads += self._links.fabric(placement, net, crossing)
-        return loads
+            loads += self._links.fabric(placement, net, [net if spans > 1 else 0.0 for spans in placement.spans])
+        traffic = self._traffic[key] = self._links.traffic(loads)
+        return traffic
 
     # ---- sends and what is made of them ----
 
-    def _plan_send(self, comm: Communicator, reach: Reach) -> list[Planned]:
-        return plan_send(comm, reach, self._rules, SIZES)
+    def _plan_collective(
+        self, function: str, comm: Communicator, reach: Reach, dtype: str, sizes: np.ndarray, count: int = 1
+    ) -> list[Planned]:
+        if self._hccl is not None:
+            return plan_hccl(function, comm, reach, self._hccl, sizes)
+        return plan_collective(function, comm, reach, self._rules, dtype, sizes, count=count)
+
+    def _plan_send(self, comm: Communicator, reach: Reach, sizes: np.ndarray = SIZES) -> list[Planned]:
+        if self._hccl is not None:
+            return plan_hccl_send(comm, reach, sizes)
+        return plan_send(comm, reach, self._rules, sizes)
+
+    def _plan_exchange(self, comm: Communicator, reach: Reach, sizes: np.ndarray, busiest: float) -> list[Planned]:
+        if self._hccl is not None:
+            return plan_hccl_exchange(comm, reach, sizes, busiest)
+        return plan_exchange(comm, reach, self._rules, sizes, busiest)
 
     def _exchange(
         self,
         name: str,
         placement: Placement,
-        comm: Communicator,
-        reach: Reach,
         bytes: int,
         root: int,
         splits: Sequence[Sequence[int]] | None,
     ) -> Cost:
         """Grouped sends, timed by their fullest links."""
+        curve = self._exchange_curve(name, placement, root)
         even = self._even(name, placement, root)
-        fullest = self._fullest_us(even)
-
-        def plan(step_comm: Communicator, step_reach: Reach) -> list[Planned]:
-            inside, outside = fullest[0] * reach.scale_up / step_reach.scale_up, fullest[1]
-            if comm.nodes > 1:
-                outside *= reach.node / step_reach.node
-            return plan_exchange(step_comm, step_reach, self._rules, SIZES, max(inside, outside))
-
-        curve = self._curve((name, comm, reach, fullest), plan, comm, reach)
         if splits is None:
             point = curve.at(bytes)
-            return self._cost(point, [(r, b * bytes * WIRE[point.protocol]) for r, b in even])
-        loads = self._matrix_loads(placement, _matrix(splits, len(placement.ranks)))
+            return self._cost(point, even, bytes)
+        loads = self._matrix_traffic(placement, _matrix(splits, len(placement.ranks)))
         # It takes as long as an even one that loads the fullest link of the same kind as much.
-        size = max(us / even_us for us, even_us in zip(self._fullest_us(loads), fullest) if even_us > 0)
+        size = max(us / even_us for us, even_us in zip(self._fullest_us(loads), self._fullest_us(even)) if even_us > 0)
         point = curve.at(size)
-        return self._cost(point, [(r, b * WIRE[point.protocol]) for r, b in loads])
+        return self._cost(point, loads, 1)
 
-    def _even(self, name: str, placement: Placement, root: int) -> Loads:
-        """Loads of one byte, equally spread."""
-        key = (name, placement.ranks, root)
-        loads = self._even_loads.get(key)
-        if loads is None:
+    def _exchange_curve(self, name: str, placement: Placement, root: int) -> Curve:
+        def curve(placement: Placement, floor: Curve | None) -> Curve:
+            comm, reach = self._communicator(placement)
+            at = root if root in placement.ranks else -1
+            fullest = self._fullest_us(self._even(name, placement, at))
+
+            def plan(step_comm: Communicator, step_reach: Reach) -> list[Planned]:
+                inside, outside = fullest[0] * reach.scale_up / step_reach.scale_up, fullest[1]
+                if comm.nodes > 1:
+                    outside *= reach.node / step_reach.node
+                return self._plan_exchange(step_comm, step_reach, SIZES, max(inside, outside))
+
+            return self._curve((name, comm, reach, fullest, id(floor)), plan, comm, reach, floor)
+
+        return self._over_nodes((name, root), placement, curve)
+
+    def _over_nodes(
+        self, what: tuple, placement: Placement, curve: Callable[[Placement, Curve | None], Curve]
+    ) -> Curve:
+        """``curve`` of a placement, at least that of the same group on fewer of its nodes (1, 2, 3, 4, and powers of
+        two). NCCL's choices may get better with more nodes; a plan must not win by that."""
+        key = (*what, placement.ranks)
+        found = self._group_curves.get(key)
+        if found is None:
+            smaller = self._on_fewer_nodes(placement)
+            floor = self._over_nodes(what, smaller, curve) if smaller else None
+            found = self._group_curves[key] = curve(placement, floor)
+        return found
+
+    def _on_fewer_nodes(self, placement: Placement) -> Placement | None:
+        if len(placement.nodes) < 2:
+            return None
+        count = len(placement.nodes)
+        nodes = set(placement.nodes[: count - 1 if count <= 4 else 1 << ((count - 1).bit_length() - 1)])
+        ranks = tuple(r for r in placement.ranks if r // self.cluster.accelerators_per_node in nodes)
+        return self._place(ranks) if len(ranks) > 1 else None
+
+    def _even(self, name: str, placement: Placement, root: int) -> Traffic:
+        """Of one byte, equally spread."""
+        key = (name, root, placement.ranks)
+        traffic = self._traffic.get(key)
+        if traffic is None:
             n = len(placement.ranks)
             share = np.zeros((n, n))
             at = placement.ranks.index(root) if root >= 0 else 0
@@ -240,20 +313,20 @@ class CommunicationModel:
             else:
                 share[at, :] = 1 / n
             np.fill_diagonal(share, 0.0)
-            loads = self._even_loads[key] = self._matrix_loads(placement, share)
-        return loads
+            traffic = self._traffic[key] = self._matrix_traffic(placement, share)
+        return traffic
 
-    def _matrix_loads(self, placement: Placement, matrix: np.ndarray) -> Loads:
-        """Loads of ``matrix[i, j]`` bytes from place i to place j."""
+    def _matrix_traffic(self, placement: Placement, matrix: np.ndarray) -> Traffic:
+        """Of ``matrix[i, j]`` bytes from place i to place j."""
         ranks = np.array(placement.ranks)
         i, j = np.nonzero(matrix)
         return self._links.pairs(ranks[i], ranks[j], matrix[i, j])
 
-    def _fullest_us(self, loads: Loads) -> tuple[float, float]:
+    def _fullest_us(self, traffic: Traffic) -> tuple[float, float]:
         """Time of the fullest link in a node, and of the fullest one outside."""
-        times = [(r < 2 * self.cluster.world_size, b / self.resources[r].capacity_bytes_per_us) for r, b in loads]
-        inside, outside = (max((t for here, t in times if here is side), default=0.0) for side in (True, False))
-        return inside, outside
+        times = traffic.per_byte / traffic.capacity
+        inside = np.array(traffic.index, np.int64) < 2 * self.cluster.world_size
+        return float(np.max(times, where=inside, initial=0.0)), float(np.max(times, where=~inside, initial=0.0))
 
     # ---- shared ----
 
@@ -264,6 +337,13 @@ class CommunicationModel:
         return placement
 
     def _communicator(self, placement: Placement, group_size: int | None = None) -> tuple[Communicator, Reach]:
+        key = (placement.ranks, group_size)
+        found = self._communicators.get(key)
+        if found is None:
+            found = self._communicators[key] = self._new_communicator(placement, group_size)
+        return found
+
+    def _new_communicator(self, placement: Placement, group_size: int | None) -> tuple[Communicator, Reach]:
         cluster = self.cluster
         nodes, per_node = len(placement.nodes), placement.per_node
         scale_up = usable_scale_up(cluster.accelerator) / 1e3
@@ -286,16 +366,22 @@ class CommunicationModel:
         )
         node = math.inf
         if nodes > 1:
-            node = placement.nics_per_node * nic
+            reached = reached_nic(cluster) / 1e3
+            node = placement.nics_per_node * reached
             for level, spans in zip(cluster.levels, placement.spans):
                 if spans > 1 and blocks(level.nodes, level.oversubscription, cluster):
                     rails = placement.nics_per_node / cluster.nics_per_node if cluster.rails else 1.0
-                    up = level.nodes * cluster.nics_per_node * rails * nic / level.oversubscription
+                    up = level.nodes * cluster.nics_per_node * rails * reached / level.oversubscription
                     node = min(node, up)
         return comm, Reach(scale_up if peer else pci, node)
 
     def _curve(
-        self, key: tuple, plan: Callable[[Communicator, Reach], list[Planned]], comm: Communicator, reach: Reach
+        self,
+        key: tuple,
+        plan: Callable[[Communicator, Reach], list[Planned]],
+        comm: Communicator,
+        reach: Reach,
+        floor: Curve | None = None,
     ) -> Curve:
         curve = self._curves.get(key)
         if curve is None:
@@ -303,21 +389,14 @@ class CommunicationModel:
             def sample(comm: Communicator, reach: Reach) -> Samples:
                 return samples(plan(comm, reach), self.calibration, comm.nodes, key[0])
 
-            curve = self._curves[key] = monotone_curve(sample, comm, reach)
+            curve = self._curves[key] = monotone_curve(sample, comm, reach, floor)
         return curve
 
-    def _cost(self, point: Point, loads: Iterable[tuple[int, float]]) -> Cost:
-        """A load is no more than the link can carry meanwhile, so that an operation alone is held up by none."""
+    @staticmethod
+    def _cost(point: Point, traffic: Traffic, bytes: int) -> Cost:
         transfer = point.duration_us - point.latency_us
-        resources = self.resources
-        return Cost(
-            point.duration_us,
-            point.latency_us,
-            point.algorithm,
-            point.protocol,
-            point.channels,
-            tuple((r, min(b, resources[r].capacity_bytes_per_us * transfer)) for r, b in loads),
-        )
+        loads = Loads(traffic, bytes * WIRE[point.protocol], transfer)
+        return Cost(point.duration_us, point.latency_us, point.algorithm, point.protocol, point.channels, loads)
 
 
 def _notes(calibration: Calibration, cluster: Cluster, nccl_version: str) -> list[str]:
@@ -331,6 +410,8 @@ def _notes(calibration: Calibration, cluster: Cluster, nccl_version: str) -> lis
     measured = calibration.nccl_version
     if measured and parse_version(measured)[:2] != parse_version(nccl_version)[:2]:
         notes.append(f"calibration {calibration.name} was measured with NCCL {measured}; the job has {nccl_version}")
+    if cluster.accelerator.vendor == "huawei":
+        notes.append("HCCL is modelled by its rules for 910B and has not been compared with measurements")
     if cluster.accelerator.vendor == "amd":
         notes.append("RCCL is modelled by NCCL's rules; its own tuning is not known here")
     return notes

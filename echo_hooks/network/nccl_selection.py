@@ -49,6 +49,7 @@ class Candidate:
 
 
 def steps(function: str, ranks: int) -> int:
+    """Steps of a ring, each of which moves 1 / ``ranks`` of the buffer."""
     if function == "all_reduce":
         return 2 * (ranks - 1)
     return ranks - 1 if function in ("all_gather", "reduce_scatter") else ranks
@@ -140,12 +141,14 @@ def channels(
 
 
 def clamp_channels(count: int, environment: Environment) -> int:
+    """Within NCCL_MIN_CTAS and NCCL_MAX_CTAS (or their older names)."""
     if environment.max_channels is not None:
         count = min(count, environment.max_channels)
     return max(count, environment.min_channels or 1)
 
 
 def tree_correction(protocol: str, bytes: np.ndarray, entries: int) -> np.ndarray:
+    """NCCL's factor on Tree's bandwidth at each size; 1 beyond the table's first ``entries``."""
     index = np.floor(np.log2(np.maximum(bytes, 1) / 64)).astype(np.int64)
     table = np.array(TREE_CORRECTION[protocol], np.float64)
     return np.where((index >= 0) & (index < entries), table[np.clip(index, 0, 23)], 1.0)
@@ -215,6 +218,10 @@ def _bandwidth(
             bus = bus / (ratio - (ratio - 1) / 2) * (0.85 if arch in ("hopper", "blackwell") else 1.0)
     if algorithm != "ring" and function != "all_reduce":
         return bus
+    if algorithm in ("nvls", "nvls_tree") and constants.nvls_efficiency is None:  # up to 2.27
+        if algorithm == "nvls_tree" and constants.version < (2, 19):
+            return bus * 0.7 * comm.nodes / (2 * (comm.nodes - 1))
+        return bus * 5 / 6
     if algorithm in ("ring", "nvls", "nvls_tree"):
         return bus * comm.ranks / steps(function, comm.ranks)
     return bus * 0.5

@@ -120,6 +120,7 @@ def _blackwell(v: tuple[int, int, int]) -> dict[str, tuple[float, float, float]]
 
 
 def parse_version(version: str) -> tuple[int, int, int]:
+    """(major, minor, patch); "2.23" means its last release. UsageError for one that is not known."""
     found = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?(?:[-+.].*)?", version)
     if found is None:
         raise UsageError(f'NCCL version {version!r} should be written like "{DEFAULT_VERSION}"')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from echo_hooks.network.nccl_environment import Environment
 from echo_hooks.network.nccl_graph import Communicator, ring_graph, usual
 from echo_hooks.network.nccl_selection import Candidate, candidates, channels, choose
 from echo_hooks.network.nccl_tables import Tables
+from echo_hooks.network.nccl_tuning_log import TuningTable
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,12 @@ class Planned:
 @dataclass(frozen=True)
 class Rules:
     """``selection``: constants of the NCCL that runs; ``time``: those that durations are built on; ``environment``:
-    the job's."""
+    the job's; ``printed``: tables that the real library printed, which replace the selection's."""
 
     selection: Tables
     time: Tables
     environment: Environment
+    printed: tuple[TuningTable, ...] = ()
 
 
 def plan_collective(
@@ -48,7 +50,7 @@ def plan_collective(
 ) -> list[Planned]:
     """all_reduce, all_gather, reduce_scatter, broadcast, reduce. ``count``: collectives coalesced into one call."""
     operations = -(-count // ring_graph(comm, rules.selection).launched)
-    rows = candidates(function, comm, rules.selection, rules.environment)
+    rows = _as_printed(candidates(function, comm, rules.selection, rules.environment), function, comm, rules)
     best, _ = choose(rows, function, comm, dtype, sizes, operations=operations)
     planned = []
     for i, row in enumerate(rows):
@@ -64,6 +66,19 @@ def plan_collective(
     return planned
 
 
+def _as_printed(rows: list[Candidate], function: str, comm: Communicator, rules: Rules) -> list[Candidate]:
+    """``rows`` with the numbers of the table printed for a communicator of this size, if there is one."""
+    table = next((t for t in rules.printed if (t.ranks, t.nodes) == (comm.ranks, comm.nodes)), None)
+    if table is None:
+        return rows
+    said = []
+    for row in rows:
+        latency, bandwidth = table.rows.get((function, row.algorithm, row.protocol), (row.latency_us, row.gb_per_s))
+        if bandwidth > 0:
+            said.append(replace(row, latency_us=latency, gb_per_s=bandwidth))
+    return said or rows
+
+
 def _usually_launched(row: Candidate, comm: Communicator, rules: Rules) -> int:
     if row.algorithm in ("nvls", "nvls_tree"):
         return row.graph.launched
@@ -71,6 +86,7 @@ def _usually_launched(row: Candidate, comm: Communicator, rules: Rules) -> int:
 
 
 def plan_send(comm: Communicator, reach: Reach, rules: Rules, sizes: np.ndarray) -> list[Planned]:
+    """A send of each of ``sizes`` and its receive."""
     between = comm.nodes > 1
     able = p2p.p2p_channels(comm, rules.selection, rules.environment)
     taken = p2p.send_channels(comm, able, sizes)

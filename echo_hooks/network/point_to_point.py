@@ -29,6 +29,7 @@ class P2pChannels:
 
 
 def p2p_channels(comm: Communicator, constants: Tables, environment: Environment) -> P2pChannels:
+    """How many channels a communicator has for sends, and how many of them one peer may take."""
     launched = ring_graph(comm, constants).launched
     total = _power_of_two(launched)
     if environment.min_p2p_channels:

@@ -6,7 +6,9 @@ overlap model. NVSwitches do not block, so a node has no resource of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
@@ -16,12 +18,70 @@ from echo_hooks.network.cost import Resource
 from echo_hooks.network.nccl_tables import NVLINK_GB_PER_S, NVLINK_RAW_GB_PER_S, PCI_SHARE
 from echo_hooks.network.placement import Placement
 
-Loads = tuple[tuple[int, float], ...]
+
+@dataclass(frozen=True)
+class Traffic:
+    """Resources that one communication uses: their numbers, bytes on each per byte of the communication, and what
+    they carry in bytes per us."""
+
+    index: tuple[int, ...]
+    per_byte: np.ndarray
+    capacity: np.ndarray
+
+
+class Loads(Sequence[tuple[int, float]]):
+    """(resource, bytes) of ``bytes`` moved in ``transfer_us``, worked out when first looked at: a group of hundreds of
+    ranks has as many, and most are never asked for.
+
+    A load is no more than its link can carry meanwhile, so that an operation alone is held up by none.
+    """
+
+    __slots__ = ("_bytes", "_pairs", "_traffic", "_transfer_us")
+
+    def __init__(self, traffic: Traffic, bytes: float, transfer_us: float):
+        self._traffic, self._bytes, self._transfer_us = traffic, bytes, transfer_us
+        self._pairs: tuple[tuple[int, float], ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self._traffic.index)
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[int, float]: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[tuple[int, float]]: ...
+
+    def __getitem__(self, at):
+        return self._all()[at]
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._all() == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+    def _all(self) -> tuple[tuple[int, float], ...]:
+        if self._pairs is None:
+            traffic = self._traffic
+            bytes = np.minimum(traffic.per_byte * self._bytes, traffic.capacity * self._transfer_us)
+            self._pairs = tuple(zip(traffic.index, bytes.tolist()))
+        return self._pairs
+
 
 # What RCCL counts on of an xGMI link of 64 GB/s (ROCm/rccl src/graph/topo.h: GFX94X_XGMI_WIDTH).
 _XGMI_SHARE = 48 / 64
 # What HCCL counts on of an HCCS link of 28 GB/s (hcomm src/legacy/ascend910, 910B: 18.3).
 _HCCS_SHARE = 18.3 / 28
+_HCCL_NIC_SHARE = 0.8  # of RoCE; same source
+# What large messages get of a NIC's usable rate: InfiniBand and EFA nearly all (public logs of OCI and AWS p5), RoCE
+# 42 of 48 GB/s (two H200 nodes of GKE, kubernetes-sigs/dranet). TCP: assumed as RoCE.
+_FABRIC_SHARE = {"infiniband": 1.0, "efa": 1.0, "roce": 0.87, "tcp": 0.87}
 
 
 def architecture(accelerator: Accelerator) -> str:
@@ -43,9 +103,17 @@ def usable_scale_up(accelerator: Accelerator) -> float:
 
 
 def usable_nic(cluster: Cluster) -> float:
-    """Bytes per us, one way, of a NIC: its line rate, or what PCIe lets through."""
+    """Bytes per us, one way, of a NIC: its line rate (for HCCL what it counts on), or what PCIe lets through."""
+    if cluster.accelerator.vendor == "huawei":
+        return cluster.nic_bandwidth_bytes_per_s * _HCCL_NIC_SHARE / 1e6
     pci = cluster.accelerator.host_link_bandwidth_bytes_per_s * PCI_SHARE
     return min(cluster.nic_bandwidth_bytes_per_s, pci) / 1e6
+
+
+def reached_nic(cluster: Cluster) -> float:
+    """Bytes per us that messages get through a NIC; NCCL's choices go by ``usable_nic``."""
+    share = 1.0 if cluster.accelerator.vendor == "huawei" else _FABRIC_SHARE[cluster.transport]
+    return usable_nic(cluster) * share
 
 
 class Links:
@@ -56,7 +124,7 @@ class Links:
 
     def __init__(self, cluster: Cluster):
         self._cluster = cluster
-        scale_up, nic = usable_scale_up(cluster.accelerator), usable_nic(cluster)
+        scale_up, nic = usable_scale_up(cluster.accelerator), reached_nic(cluster)
         self.resources: list[Resource] = []
         for rank in range(cluster.world_size):
             self.resources += [
@@ -81,6 +149,7 @@ class Links:
                 for rail in range(self._rails):
                     name = f"{level.name} {group}" + (f" rail {rail}" if cluster.rails else "")
                     self.resources += [Resource(f"{name} up", capacity), Resource(f"{name} down", capacity)]
+        self._capacity = np.array([resource.capacity_bytes_per_us for resource in self.resources])
 
     def scale_up(self, ranks: Sequence[int], bytes: float) -> list[tuple[int, float]]:
         """Both directions of each rank's link."""
@@ -101,39 +170,58 @@ class Links:
                     loads += [(base + 2 * rail + way, bytes / len(rails)) for rail in rails for way in (0, 1)]
         return loads
 
-    def pairs(self, source: np.ndarray, destination: np.ndarray, bytes: np.ndarray) -> Loads:
-        """Sends from rank to rank (arrays of one length): over the node's links, or over NICs and uplinks.
+    def traffic(self, loads: Sequence[tuple[int, float]]) -> Traffic:
+        index = tuple(r for r, _ in loads)
+        return Traffic(index, np.array([b for _, b in loads]), self._capacity[list(index)])
+
+    def pairs(self, source: np.ndarray, destination: np.ndarray, bytes: np.ndarray) -> Traffic:
+        """Sends from rank to rank (arrays of one length): over the node's links, or over NICs and uplinks."""
+        send, resource = self.ways(source, destination)
+        used, at = np.unique(resource, return_inverse=True)
+        load = np.bincount(at.reshape(-1), weights=bytes[send], minlength=len(used))
+        used, load = used[load != 0], load[load != 0]
+        return Traffic(tuple(used.tolist()), load, self._capacity[used])
+
+    def ways(self, source: np.ndarray, destination: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Every link that every send goes over: (place of the send in the arrays, resource), each pair once.
 
         With rails a send goes to the destination's rail inside its own node (PXN), so that the fabric keeps to a rail.
         """
         cluster = self._cluster
         per_node, per_nic = cluster.accelerators_per_node, cluster.accelerators_per_node / cluster.nics_per_node
-        load = np.zeros(len(self.resources))
         here, there = source // per_node, destination // per_node
-        local = here == there
-        np.add.at(load, 2 * source[local], bytes[local])
-        np.add.at(load, 2 * destination[local] + 1, bytes[local])
-        far = ~local
-        if far.any():
-            source, destination, bytes, here, there = (x[far] for x in (source, destination, bytes, here, there))
+        local = np.flatnonzero(here == there)
+        sends, resources = [local, local], [2 * source[local], 2 * destination[local] + 1]
+        far = np.flatnonzero(here != there)
+        if len(far):
+            source, destination, here, there = (x[far] for x in (source, destination, here, there))
             near = source % per_node * cluster.nics_per_node // per_node
             rail = destination % per_node * cluster.nics_per_node // per_node
             if cluster.rails:
                 moved = near != rail
                 relay = here[moved] * per_node + np.ceil(rail[moved] * per_nic).astype(np.int64)
-                np.add.at(load, 2 * source[moved], bytes[moved])
-                np.add.at(load, 2 * relay + 1, bytes[moved])
+                sends += [far[moved], far[moved]]
+                resources += [2 * source[moved], 2 * relay + 1]
                 near = rail
-            np.add.at(load, self._first_nic + 2 * (here * cluster.nics_per_node + near), bytes)
-            np.add.at(load, self._first_nic + 2 * (there * cluster.nics_per_node + rail) + 1, bytes)
+            sends += [far, far]
+            resources += [
+                self._first_nic + 2 * (here * cluster.nics_per_node + near),
+                self._first_nic + 2 * (there * cluster.nics_per_node + rail) + 1,
+            ]
             for level, first in zip(cluster.levels, self._first_uplink):
                 a, b = here // level.nodes, there // level.nodes
                 over = (a != b) & (first >= 0)
                 lane = rail[over] if cluster.rails else 0
-                np.add.at(load, first + 2 * (self._rails * a[over] + lane), bytes[over])
-                np.add.at(load, first + 2 * (self._rails * b[over] + lane) + 1, bytes[over])
-        used = np.flatnonzero(load)
-        return tuple(zip(used.tolist(), load[used].tolist()))
+                sends += [far[over], far[over]]
+                resources += [
+                    first + 2 * (self._rails * a[over] + lane),
+                    first + 2 * (self._rails * b[over] + lane) + 1,
+                ]
+        return np.concatenate(sends), np.concatenate(resources)
+
+    def capacity(self, resource: np.ndarray) -> np.ndarray:
+        """Bytes per us of each of ``resource``."""
+        return self._capacity[resource]
 
 
 def blocks(nodes: int, oversubscription: float, cluster: Cluster) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from echo_hooks.errors import UsageError
-from echo_hooks.network.sweeps import Sweep, bus_over_algorithm, collective_name, dtype_name, tidy
+from echo_hooks.network.sweeps import Sweep, bus_factor, collective_name, dtype_name, tidy
 
 _PREFIX = re.compile(r"^\s*(?:\[[0-9]+(?:,[0-9]+)?\]\s*(?:<std(?:out|err)>)?:|[A-Za-z0-9._-]+:\s(?=\s*[#0-9]))")
 _OPTIONS = re.compile(r"#\s*nThread\s+([0-9]+)\s+nGpus\s+([0-9]+)")
@@ -168,7 +168,7 @@ def _sweep(table: _Table, source: str, collective: str | None, ranks: int | None
     if ranks and ranks != found_ranks:
         raise UsageError(f"{source}: was run on {found_ranks} ranks, not on {ranks}")
     if table.ratios and found_ranks > 1:
-        expected, seen = bus_over_algorithm(name, found_ranks), sorted(table.ratios)[len(table.ratios) // 2]
+        expected, seen = bus_factor(name, found_ranks), sorted(table.ratios)[len(table.ratios) // 2]
         if abs(seen / expected - 1) > 0.05:
             raise UsageError(
                 f"{source}: bus bandwidth is {seen:.3g} of algorithm bandwidth, which is not {name} on "
@@ -199,8 +199,8 @@ def _guess(table: _Table, ranks: int) -> str:
     ratio = sorted(table.ratios)[len(table.ratios) // 2]
     if abs(ratio - 1) < 0.02 and rooted:
         return "reduce" if reduces else "broadcast"
-    if reduces and ranks and abs(ratio - bus_over_algorithm("all_reduce", ranks)) < 0.03:
+    if reduces and ranks and abs(ratio - bus_factor("all_reduce", ranks)) < 0.03:
         return "all_reduce"
-    if reduces and ranks and abs(ratio - bus_over_algorithm("reduce_scatter", ranks)) < 0.03:
+    if reduces and ranks and abs(ratio - bus_factor("reduce_scatter", ranks)) < 0.03:
         return "reduce_scatter"
     return ""  # all_gather and all_to_all print the same ratio

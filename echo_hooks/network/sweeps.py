@@ -69,6 +69,7 @@ def collective_name(text: str) -> str | None:
 
 
 def dtype_name(text: str) -> str:
+    """torch's name of a dtype as nccl-tests prints it."""
     return _DTYPES.get(text, text)
 
 
@@ -80,7 +81,7 @@ def tidy(points: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(best.items()))
 
 
-def bus_over_algorithm(collective: str, ranks: int) -> float:
+def bus_factor(collective: str, ranks: int) -> float:
     """Bus bandwidth over algorithm bandwidth, whatever ran (NVIDIA/nccl-tests doc/PERFORMANCE.md)."""
     if collective == "all_reduce":
         return 2 * (ranks - 1) / ranks

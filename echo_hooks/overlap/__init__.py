@@ -1,0 +1,1 @@
+"""Slowdown of kernels and communication that run together: not built yet."""

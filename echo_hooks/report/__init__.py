@@ -1,0 +1,1 @@
+"""From a composed step to numbers for people and machines."""

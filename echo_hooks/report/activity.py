@@ -12,7 +12,7 @@ from echo_hooks.compose.result import Timeline
 from echo_hooks.graph.groups import GroupTable
 from echo_hooks.graph.ops import OpSignature
 from echo_hooks.graph.program import Kind
-from echo_hooks.network.describe import bus_factor
+from echo_hooks.network.sweeps import bus_factor
 
 COMMUNICATION = (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
 COMPUTE = (Kind.COMPUTE, Kind.COPY)
@@ -87,6 +87,7 @@ def communication_rows(
 
 
 def operation_name(timeline: Timeline, record: int, ops: list[OpSignature]) -> str:
+    """The record's op, or its kind where it has none."""
     op = int(timeline.program.op[record])
     return ops[op].name if op >= 0 else Kind(int(timeline.program.kind[record])).name.lower()
 
@@ -115,10 +116,12 @@ def op_class(name: str) -> str:
 
 
 def compute_by_class(timeline: Timeline, ops: list[OpSignature], steps: int) -> list[ComputeRow]:
+    """Kernel time per step by class of operation, longest first."""
     return _compute_rows(timeline, steps, lambda record: _class_of(timeline, record, ops))
 
 
 def compute_by_module(timeline: Timeline, steps: int) -> list[ComputeRow]:
+    """Kernel time per step by module, longest first."""
     program = timeline.program
     labels = [module_label(text) for text in program.strings]
     return _compute_rows(timeline, steps, lambda record: labels[program.module[record]])
@@ -159,6 +162,7 @@ def _busy_intervals(timeline: Timeline, period_us: float) -> np.ndarray:
 
 
 def union(start_us: np.ndarray, end_us: np.ndarray) -> np.ndarray:
+    """Disjoint intervals [n, 2] that cover the same time as [start, end)."""
     order = np.argsort(start_us, kind="stable")
     start, end = np.asarray(start_us, float)[order], np.asarray(end_us, float)[order]
     if not len(start):
@@ -170,6 +174,7 @@ def union(start_us: np.ndarray, end_us: np.ndarray) -> np.ndarray:
 
 
 def length(intervals: np.ndarray) -> float:
+    """Sum of the lengths of intervals [n, 2]."""
     return float((intervals[:, 1] - intervals[:, 0]).sum())
 
 

@@ -27,6 +27,8 @@ class Measured:
 
 @dataclass(frozen=True)
 class ComparisonRow:
+    """One quantity; None where a side does not know it."""
+
     name: str
     unit: str
     simulated: float | None
@@ -116,6 +118,7 @@ def compare(report: Report, measured: Measured) -> list[ComparisonRow]:
 
 
 def print_comparison(rows: list[ComparisonRow], console: Console) -> None:
+    """The rows as a table, with the error of the simulation relative to the measurement."""
     cells = table("", "", "simulated", "measured", "difference", left=2)
     for entry in rows:
         values = ["-" if v is None else f"{v:.2f}" for v in (entry.simulated, entry.measured)]

@@ -27,6 +27,7 @@ REPORT_FORMAT = 1
 # What a finished simulation leaves in its run directory beside the traces.
 TIMELINE_FILE, PERFETTO_FILE = "timeline.parquet", "timeline.perfetto.json.gz"
 PAGE_FILE, REPORT_FILE = "report.html", "report.json"
+NO_BAND = "no band is computed for the step time: it takes more simulations than one of this size leaves time for"
 KINDS_OF_TRUTH = ("measured", "profiled", "modelled", "assumed")
 
 
@@ -110,6 +111,7 @@ class Report:
 def build_report(run: Run, composition: Composition, cluster: Cluster, *, timings: dict[str, float]) -> Report:
     """Put the run and its composition into one report. ``timings``: seconds spent, by "trace", "compose", "report"."""
     step_us = composition.step_time_us if composition.timelines and math.isfinite(composition.step_time_us) else None
+    band = composition.band
     work = utilisation(run, cluster.accelerator, step_us)
     tokens = _tokens_per_step(run)
     roles = [_role_report(run, role, composition, cluster) for role in run.roles]
@@ -118,8 +120,8 @@ def build_report(run: Run, composition: Composition, cluster: Cluster, *, timing
     return Report(
         format=REPORT_FORMAT,
         step_time_ms=None if step_us is None else step_us / 1e3,
-        step_time_p10_ms=None,  # no jitter is simulated, and a band is not made up
-        step_time_p90_ms=None,
+        step_time_p10_ms=None if step_us is None or band is None else band.p10_us / 1e3,
+        step_time_p90_ms=None if step_us is None or band is None else band.p90_us / 1e3,
         world_size=run.world_size,
         cluster=_cluster(cluster),
         tokens_per_second=tokens / (step_us * 1e-6) if tokens is not None and step_us else None,
@@ -239,8 +241,9 @@ def _notes(run: Run, composition: Composition, flops_notes: list[str]) -> list[d
     if not any(role.memory.extra for role in run.roles):
         sentences["needed memory leaves out context, communicators and library workspaces: no estimate was made"] = []
     if composition.timelines:
-        sentences["no band is computed for the step time: jitter is not simulated yet"] = []
-        for sentence in flops_notes:
+        band = composition.band
+        sentences[band.basis if band is not None and band.basis else NO_BAND] = []
+        for sentence in [*composition.notes, *flops_notes]:
             sentences[sentence] = []
     declared = run.manifest.get("assumptions")
     for item in declared if isinstance(declared, list) else []:

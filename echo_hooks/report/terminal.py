@@ -70,7 +70,7 @@ def _step_time(report: Report) -> str:
     if report.step_time_p10_ms is None or report.step_time_p90_ms is None:
         return f"{duration_text(report.step_time_ms)}  (simulated; no band is computed)"
     band = f"{duration_text(report.step_time_p10_ms)} to {duration_text(report.step_time_p90_ms)}"
-    return f"{duration_text(report.step_time_ms)}  (simulated; 80 % of steps within {band})"
+    return f"{duration_text(report.step_time_ms)}  (simulated; P10 to P90 {band}, see notes)"
 
 
 def _cluster(report: Report) -> str:

@@ -13,6 +13,7 @@ def line(console: Console, text: str = "", style: str = "") -> None:
 
 
 def heading(console: Console, text: str) -> None:
+    """An empty line and a bold one."""
     line(console)
     line(console, text, "bold")
 
@@ -34,4 +35,5 @@ def row(cells: Table, *values: str, style: str = "") -> None:
 
 
 def show(console: Console, cells: Table) -> None:
+    """Print a table as it is, without highlighting."""
     console.print(cells, highlight=False)

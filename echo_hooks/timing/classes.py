@@ -158,6 +158,13 @@ _OPS: dict[str, OpClass] = {
         " _weight_norm_interface",
     ),
     **_family(OpClass("norm", kernels=2), "native_batch_norm _native_batch_norm_legit cudnn_batch_norm batch_norm"),
+    # The parts of a synchronised batch norm, each a kernel of its own.
+    **_family(
+        OpClass("norm"),
+        "batch_norm_stats batch_norm_update_stats batch_norm_gather_stats batch_norm_gather_stats_with_counts"
+        " batch_norm_elemt",
+    ),
+    **_family(OpClass("norm_backward"), "batch_norm_backward_reduce batch_norm_backward_elemt"),
     **_family(
         OpClass("norm_backward", kernels=2),
         "native_layer_norm_backward _fused_rms_norm_backward native_group_norm_backward native_batch_norm_backward"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from echo_hooks.graph.ops import dtype_name, meta_of
 from echo_hooks.graph.program import Kind
 from echo_hooks.world.exchange import contributions, from_root, keep, make_up, message_key, replayed, set_fitting
 from echo_hooks.world.payloads import PAYLOAD_MAX_BYTES, Payload, tensor_bytes
@@ -17,13 +18,12 @@ from echo_hooks.world.record import (
     attributes,
     issue,
     issue_message,
-    meta,
     nbytes,
     slots,
     split_elements,
 )
 from echo_hooks.world.streams import Completion
-from echo_hooks.world.values import dtype_name, is_control, reduce_values
+from echo_hooks.world.values import is_control, reduce_values
 from echo_hooks.world.work import RecordedWork
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def all_reduce(
 ) -> RecordedWork:
     """In place when ``inputs`` are ``outputs``."""
     attrs = attributes(reduce, len(inputs))
-    metas = tuple(map(meta, inputs)), tuple(map(meta, outputs))
+    metas = tuple(map(meta_of, inputs)), tuple(map(meta_of, outputs))
     call = Call("all_reduce", *metas, nbytes(inputs), _dtype(inputs), attrs=attrs)
     seq, completion = issue(world, group, call, inputs[0].device, asynchronous=asynchronous)
     for part, (own, out) in enumerate(zip(inputs, outputs)):
@@ -49,7 +49,7 @@ def all_reduce(
 
 def reduce(world: VirtualWorld, group: RecordingGroup, tensors: Tensors, root: int, op: str, asynchronous: bool):
     """Only the root's tensor changes."""
-    metas = tuple(map(meta, tensors))
+    metas = tuple(map(meta_of, tensors))
     call = Call("reduce", metas, metas, nbytes(tensors), _dtype(tensors), root, attributes(op))
     seq, completion = issue(world, group, call, tensors[0].device, asynchronous=asynchronous)
     if group.rank() == root:
@@ -72,7 +72,7 @@ def broadcast(
     world: VirtualWorld, group: RecordingGroup, own: torch.Tensor, out: torch.Tensor, root: int, asynchronous: bool
 ) -> RecordedWork:
     """The root's payload where it is known, else what this rank holds."""
-    call = Call("broadcast", (meta(own),), (meta(out),), nbytes([own]), dtype_name(own.dtype), root)
+    call = Call("broadcast", (meta_of(own),), (meta_of(out),), nbytes([own]), dtype_name(own.dtype), root)
     seq, completion = issue(world, group, call, own.device, asynchronous=asynchronous)
     value = from_root(world, group, seq, "broadcast", own, root)
     if value is not None:
@@ -94,7 +94,7 @@ def all_gather(
     metas = tuple(m for out in outputs for m in slots(_listed(out)))
     total = max(nbytes(flat), nbytes(inputs))
     attrs = attributes("", len(inputs))
-    call = Call("all_gather", tuple(map(meta, inputs)), metas, total, _dtype(inputs), attrs=attrs)
+    call = Call("all_gather", tuple(map(meta_of, inputs)), metas, total, _dtype(inputs), attrs=attrs)
     seq, completion = issue(world, group, call, inputs[0].device, asynchronous=asynchronous)
     for part, (own, out) in enumerate(zip(inputs, outputs)):
         single = isinstance(out, torch.Tensor)
@@ -121,7 +121,7 @@ def reduce_scatter(
     metas = tuple(m for source in inputs for m in slots(_listed(source)))
     total = max(nbytes(flat), nbytes(outputs))
     attrs = attributes(reduce, len(outputs))
-    call = Call("reduce_scatter", metas, tuple(map(meta, outputs)), total, _dtype(flat), attrs=attrs)
+    call = Call("reduce_scatter", metas, tuple(map(meta_of, outputs)), total, _dtype(flat), attrs=attrs)
     seq, completion = issue(world, group, call, outputs[0].device, asynchronous=asynchronous)
     me = group.rank()
     for part, (source, out) in enumerate(zip(inputs, outputs)):
@@ -177,7 +177,7 @@ def gather(
 ) -> RecordedWork:
     """``outputs``: on the root one tensor per member (or one with all of them), elsewhere empty."""
     total = nbytes([own]) * group.size()
-    call = Call("gather", (meta(own),), slots(outputs), total, dtype_name(own.dtype), root)
+    call = Call("gather", (meta_of(own),), slots(outputs), total, dtype_name(own.dtype), root)
     seq, completion = issue(world, group, call, own.device, asynchronous=asynchronous)
     peers = contributions(world, group, seq, 0, "gather", own)
     value = world.values.known(own)
@@ -194,7 +194,7 @@ def scatter(
 ) -> RecordedWork:
     """``inputs``: on the root one tensor per member, elsewhere empty (and then the answer is made up)."""
     total = nbytes([out]) * group.size()
-    call = Call("scatter", slots(inputs), (meta(out),), total, dtype_name(out.dtype), root)
+    call = Call("scatter", slots(inputs), (meta_of(out),), total, dtype_name(out.dtype), root)
     seq, completion = issue(world, group, call, out.device, asynchronous=asynchronous)
     key = f"collective/{group.entry.index}/{seq}"
     if inputs:
@@ -209,7 +209,7 @@ def scatter(
     if value is not None:
         world.values.set(out, value)
     else:
-        make_up(world, out, f"scatter from rank {rank}", None)
+        make_up(world, out, "scatter", rank)
     return _finish(world, completion, [out])
 
 
@@ -227,7 +227,9 @@ def barrier(world: VirtualWorld, group: RecordingGroup, device: torch.device, as
 def send(world: VirtualWorld, group: RecordingGroup, own: torch.Tensor, peer: int, tag: int) -> RecordedWork:
     """``peer``: group rank."""
     destination = group.ranks[peer]
-    completion = issue_message(world, group, Message(Kind.SEND, meta(own), nbytes([own]), destination, tag), own.device)
+    completion = issue_message(
+        world, group, Message(Kind.SEND, meta_of(own), nbytes([own]), destination, tag), own.device
+    )
     key = message_key(world, group, world.rank, destination, tag, own.device)
     size = nbytes([own])
     value = world.values.known(own) if size <= PAYLOAD_MAX_BYTES else None
@@ -244,7 +246,7 @@ def recv(world: VirtualWorld, group: RecordingGroup, out: torch.Tensor, peer: in
         peer = (group.rank() + 1) % group.size()
         world.recorder.assume("source of a receive from anyone", f"group rank {peer}")
     source = group.ranks[peer]
-    completion = issue_message(world, group, Message(Kind.RECV, meta(out), nbytes([out]), source, tag), out.device)
+    completion = issue_message(world, group, Message(Kind.RECV, meta_of(out), nbytes([out]), source, tag), out.device)
     key = message_key(world, group, source, world.rank, tag, out.device)
     mine = Payload("send", nbytes([out]), dtype_name(out.dtype))
     value = replayed(world, group, key, f"message {key.rsplit('/', 1)[1]}", source, mine, out)
@@ -254,7 +256,7 @@ def recv(world: VirtualWorld, group: RecordingGroup, out: torch.Tensor, peer: in
         echo = None
         if out.numel() == 1 and out.dtype in (torch.int32, torch.int64):
             echo = world.last_sent.get((group.entry.index, source))
-        make_up(world, out, f"recv from rank {source}", echo)
+        make_up(world, out, "recv", source, echo)
     return RecordedWork(world.recorder, [out], completion, peer)
 
 

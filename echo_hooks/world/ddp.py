@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 def reducer_class(world: VirtualWorld, original: Any) -> Any:
+    """torch's Reducer, whose timer is not started where tensors are pretended."""
+
     class Reducer(original):
         def __init__(self, params, *args, **kwargs):
             super().__init__(params, *args, **kwargs)
@@ -29,10 +31,17 @@ def reducer_class(world: VirtualWorld, original: Any) -> Any:
             if not self.echo_pretended:
                 super().prepare_for_forward()
 
+        def _rebuild_buckets(self) -> bool:
+            # Once, when the second step begins: rank 0's order of the buckets goes to all (reducer.cpp).
+            with world.recorder.one_off():
+                return super()._rebuild_buckets()
+
     return Reducer
 
 
 def logger_class(world: VirtualWorld, original: Any) -> Any:
+    """torch's Logger, which does not read that timer then."""
+
     class Logger(original):
         def __init__(self, reducer):
             super().__init__(reducer)

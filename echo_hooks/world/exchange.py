@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from echo_hooks import host_tensors
+from echo_hooks.graph.ops import dtype_name
 from echo_hooks.graph.problems import Problem
 from echo_hooks.world.payloads import PAYLOAD_MAX_BYTES, Payload, bytes_tensor, tensor_bytes
 from echo_hooks.world.record import nbytes
-from echo_hooks.world.values import RECEIVED_STD, dtype_name, is_control, policy_value
+from echo_hooks.world.values import RECEIVED_STD, is_control, policy_value
 
 if TYPE_CHECKING:
     from echo_hooks.world.group import RecordingGroup
@@ -90,8 +91,11 @@ def from_root(
         return None
     rank = group.ranks[root]
     mine = Payload(name, nbytes([own]), dtype_name(own.dtype))
+    if not 0 < mine.bytes <= PAYLOAD_MAX_BYTES:
+        return None
     value = replayed(world, group, _key(group, seq, 0), f"call {seq}", rank, mine, own)
-    if value is None and 0 < mine.bytes <= PAYLOAD_MAX_BYTES:
+    if value is None:
+        world.unanswered.add(rank)
         world.recorder.assume(f"{name} of {mine.dtype} from rank {rank}", "as this rank's own")
     return value
 
@@ -116,24 +120,29 @@ def message_key(
     return f"{lane}/{world.next_message(lane)}"
 
 
-def make_up(world: VirtualWorld, out: torch.Tensor, what: str, echo: int | None) -> None:
-    """A value nobody gave: counted, finite and not degenerate."""
-    dtype = dtype_name(out.dtype)
-    if not is_control(out.dtype):
-        if world.values.pretended(out):
+def make_up(world: VirtualWorld, out: torch.Tensor, name: str, source: int, echo: int | None = None) -> None:
+    """A value that ``source`` would have sent: finite and not degenerate, counted where it can steer a program.
+
+    ``echo``: the answer to an integer, if there is a better one than the policy's.
+    """
+    small = nbytes([out]) <= PAYLOAD_MAX_BYTES
+    answer: str | int
+    if is_control(out.dtype):
+        if world.values.pretended(out) and not small:
             world.values.set(out, None)
-        else:
-            noise = host_tensors.empty(out.shape, torch.float32).normal_(0, RECEIVED_STD, generator=world.generator)
-            world.values.set(out, noise.to(out.dtype))
-        if nbytes([out]) <= PAYLOAD_MAX_BYTES:
-            world.recorder.assume(f"{what} of {dtype}", f"N(0, {RECEIVED_STD})")
+            return
+        answer = policy_value(out.dtype) if echo is None else echo
+        world.values.set(out, host_tensors.full(out.shape, answer, out.dtype))
+    elif world.values.pretended(out):
+        world.values.set(out, None)  # counted if anyone ever asks
         return
-    if world.values.pretended(out) and nbytes([out]) > PAYLOAD_MAX_BYTES:
-        world.values.set(out, None)
-        return
-    value = policy_value(out.dtype) if echo is None else echo
-    world.values.set(out, host_tensors.full(out.shape, value, out.dtype))
-    world.recorder.assume(f"{what} of {dtype}", value)
+    else:
+        noise = host_tensors.empty(out.shape, torch.float32).normal_(0, RECEIVED_STD, generator=world.generator)
+        world.values.set(out, noise.to(out.dtype))
+        answer = f"N(0, {RECEIVED_STD})"
+    if small:
+        world.unanswered.add(source)
+    world.recorder.assume(f"{name} from rank {source} of {dtype_name(out.dtype)}", answer)
 
 
 def set_fitting(world: VirtualWorld, out: torch.Tensor, value: torch.Tensor | None) -> None:

@@ -15,6 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 from echo_hooks.graph.ops import TensorMeta
 from echo_hooks.graph.program import Kind
 from echo_hooks.world.payloads import ABSENT, Payload, json_plain
+from echo_hooks.world.pipelining import decode, encode
 from echo_hooks.world.record import Call, Message, issue, issue_message
 
 if TYPE_CHECKING:
@@ -38,82 +39,81 @@ class ObjectCollectives:
 
     def __init__(self, world: VirtualWorld):
         self.world = world
-        self.encode: Callable[[Any], Any] = lambda obj: obj  # pipelining sets a codec for its metadata
-        self.decode: Callable[[Any], Any] = lambda obj: obj
 
     # ---- to all, from all ----
 
     def all_gather_object(self, object_list: list, obj: Any, group=None) -> None:
-        group = self._group(group)
-        if group is None:
-            c10d._warn_not_in_group("all_gather_object")
+        joined = self._group("all_gather_object", group)
+        if joined is None:
             return
-        world = self.world
-        with world.recorder.own_time():
-            device = _device(group)
-            size = pickled_size(world, obj)
-            seq = self._gather(group, "all_gather", "int64", 8, device)
-            objects, sizes = self._exchange(group, seq, "all_gather_object", obj, size)
-            self._read(device)
-            self._gather(group, "all_gather", "uint8", max(sizes), device)
+        with self.world.recorder.own_time():
+            device = _device(joined)
+            objects, size = self._sizes_and_objects(joined, "all_gather_object", obj, device)
+            self._gather(joined, "all_gather", "uint8", size, device)
             self._read(device)
             for i, value in enumerate(objects):
                 object_list[i] = value
 
-    def gather_object(
-        self, obj: Any, object_gather_list: list | None = None, dst=None, group=None, group_dst=None, **_
-    ):
-        pg = c10d._group_or_default_group(group)
-        if dst is None and group_dst is None:
-            dst = 0
-        root = c10d._canonicalize_group_rank(pg, dst, group_dst, return_global=False)
-        group = self._group(pg)
-        if group is None:
-            c10d._warn_not_in_group("gather_object")
+    def gather_object(self, obj: Any, object_gather_list=None, dst=None, group=None, group_dst=None, **_) -> None:
+        joined = self._group("gather_object", group)
+        if joined is None:
             return
-        world = self.world
-        c10d._validate_output_list_for_rank(group.rank(), root, object_gather_list)
-        with world.recorder.own_time():
-            device = _device(group)
-            size = pickled_size(world, obj)
-            seq = self._gather(group, "all_gather", "int64", 8, device)
-            objects, sizes = self._exchange(group, seq, "gather_object", obj, size)
-            self._read(device)
-            self._gather(group, "gather", "uint8", max(sizes), device, root)
-            if group.rank() == root:
+        root = _root(joined, dst, group_dst)
+        c10d._validate_output_list_for_rank(joined.rank(), root, object_gather_list)
+        with self.world.recorder.own_time():
+            device = _device(joined)
+            objects, size = self._sizes_and_objects(joined, "gather_object", obj, device)
+            self._gather(joined, "gather", "uint8", size, device, root)
+            if joined.rank() == root:
                 self._read(device)
-                assert object_gather_list is not None
                 for i, value in enumerate(objects):
                     object_gather_list[i] = value
+
+    def _sizes_and_objects(self, group: RecordingGroup, kind: str, own: Any, device: torch.device) -> tuple[list, int]:
+        """The all-gather of sizes that both begin with; every member's object, and the size of the largest.
+
+        A member not traced before is taken to hold this rank's own.
+        """
+        world = self.world
+        size = pickled_size(world, own)
+        seq = self._gather(group, "all_gather", "int64", 8, device)
+        self._read(device)
+        key = _key(group, seq)
+        self._keep(key, kind, [own], size)
+        objects, unknown = [], False
+        for rank in group.ranks:
+            theirs = world.payloads.get(rank, key) if rank != world.rank else None
+            if theirs is not None:
+                size = max(size, theirs.bytes)
+            if theirs is not None and theirs.object is not ABSENT:
+                objects.append(theirs.object[0])
+            else:
+                objects.append(own)
+                unknown |= rank != world.rank
+        if unknown:
+            world.recorder.assume(f"peers' objects in {kind}", "as this rank's own")
+        return objects, size
 
     # ---- from one ----
 
     def broadcast_object_list(self, object_list: list, src=None, group=None, device=None, group_src=None, **_) -> None:
-        pg = c10d._group_or_default_group(group)
-        if src is None and group_src is None:
-            src = 0
-        root = c10d._canonicalize_group_rank(pg, src, group_src, return_global=False)
-        group = self._group(pg)
-        if group is None:
-            c10d._warn_not_in_group("broadcast_object_list")
+        joined = self._group("broadcast_object_list", group)
+        if joined is None:
             return
-        world = self.world
-        with world.recorder.own_time():
-            device = torch.device(device) if device is not None else _device(group)
-            mine = root == group.rank()
-            seq = self._rooted(group, "broadcast", "int64", 8 * len(object_list), device, root)
-            key = f"collective/{group.entry.index}/{seq}/objects"
-            if mine:
-                size = sum(pickled_size(world, obj) for obj in object_list)
-                self._keep(key, "broadcast_object_list", list(object_list), size)
-            else:
-                own = list(object_list)
-                objects, size = self._replay(key, "broadcast_object_list", group.ranks[root], lambda: own)
-                object_list[:] = objects
-                self._read(device)
-            self._rooted(group, "broadcast", "uint8", size, device, root)
-            if not mine:
-                self._read(device)
+        root = _root(joined, src, group_src)
+        with self.world.recorder.own_time():
+            device = _device(joined, device)
+            seq = self._rooted(joined, "int64", 8 * len(object_list), device, root)
+            if joined.rank() == root:
+                size = sum(pickled_size(self.world, obj) for obj in object_list)
+                self._keep(_key(joined, seq), "broadcast_object_list", list(object_list), size)
+                self._rooted(joined, "uint8", size, device, root)
+                return
+            self._read(device)
+            own, source = list(object_list), joined.ranks[root]
+            object_list[:], size = self._replay(_key(joined, seq), "broadcast_object_list", source, lambda: own)
+            self._rooted(joined, "uint8", size, device, root)
+            self._read(device)
 
     def scatter_object_list(
         self,
@@ -124,125 +124,86 @@ class ObjectCollectives:
         group_src=None,
         **_,
     ) -> None:
-        pg = c10d._group_or_default_group(group)
-        if src is None and group_src is None:
-            src = 0
-        root = c10d._canonicalize_group_rank(pg, src, group_src, return_global=False)
-        group = self._group(pg)
-        if group is None:
-            c10d._warn_not_in_group("scatter_object_list")
+        kind, output, inputs = "scatter_object_list", scatter_object_output_list, scatter_object_input_list
+        joined = self._group(kind, group)
+        if joined is None:
             return
-        if not isinstance(scatter_object_output_list, list) or len(scatter_object_output_list) < 1:
+        root = _root(joined, src, group_src)
+        if not isinstance(output, list) or len(output) < 1:
             raise ValueError("Expected argument scatter_object_output_list to be a list of size at least 1.")
-        world = self.world
-        with world.recorder.own_time():
-            device = _device(group)
-            mine = root == group.rank()
-            if mine and scatter_object_input_list is None:
-                raise ValueError("source rank must provide non-None scatter_object_input_list")
-            seq = self._rooted(group, "broadcast", "int64", 8, device, root)
-            key = f"collective/{group.entry.index}/{seq}/objects"
-            if mine:
-                objects = list(scatter_object_input_list)
-                size = max(pickled_size(world, obj) for obj in objects)
-                self._keep(key, "scatter_object_list", objects, size)
-                answer = objects[group.rank()]
+        if joined.rank() == root and inputs is None:
+            raise ValueError("source rank must provide non-None scatter_object_input_list")
+        with self.world.recorder.own_time():
+            device = _device(joined)
+            seq = self._rooted(joined, "int64", 8, device, root)
+            if joined.rank() == root:
+                objects, size = list(inputs), max(pickled_size(self.world, obj) for obj in inputs)
+                self._keep(_key(joined, seq), kind, objects, size)
             else:
-                own = [scatter_object_output_list[0]] * group.size()
-                objects, size = self._replay(key, "scatter_object_list", group.ranks[root], lambda: own, total=max)
-                answer = objects[group.rank()]
+                own, source = output[:1] * joined.size(), joined.ranks[root]
+                objects, size = self._replay(_key(joined, seq), kind, source, lambda: own, total=max)
             self._read(device)
-            self._scattered(group, "uint8", size, device, root)
-            self._scattered(group, "int64", 8, device, root)
+            self._scattered(joined, "uint8", size, device, root)
+            self._scattered(joined, "int64", 8, device, root)
             self._read(device)
-            scatter_object_output_list[0] = answer
+            output[0] = objects[joined.rank()]
 
     # ---- one to one ----
 
     def send_object_list(
         self, object_list: list, dst=None, group=None, device=None, group_dst=None, use_batch=False, **_
     ) -> None:
-        pg = c10d._group_or_default_group(group)
-        peer = c10d._canonicalize_group_rank(pg, dst, group_dst)
-        c10d._check_not_self_rank(pg, peer, "destination")
-        group = self._group(pg)
-        if group is None:
-            c10d._warn_not_in_group("send_object_list")
+        joined = self._group("send_object_list", group)
+        if joined is None:
             return
-        world = self.world
-        with world.recorder.own_time():
-            device = torch.device(device) if device is not None else _device(group)
-            destination = group.ranks[peer]
-            lane = f"objects/{group.entry.index}/{world.rank}/{destination}"
-            key = f"{lane}/{world.next_message(lane)}"
-            size = sum(pickled_size(world, obj) for obj in object_list)
-            self._keep(key, "send_object_list", [self.encode(obj) for obj in object_list], size)
-            self._message(group, Kind.SEND, "int64", len(object_list), destination, device, use_batch)
-            self._message(group, Kind.SEND, "uint8", size, destination, device, use_batch)
+        peer = c10d._canonicalize_group_rank(joined, dst, group_dst)
+        c10d._check_not_self_rank(joined, peer, "destination")
+        with self.world.recorder.own_time():
+            device, destination = _device(joined, device), joined.ranks[peer]
+            size = sum(pickled_size(self.world, obj) for obj in object_list)
+            key = self._message_key(joined, self.world.rank, destination)
+            self._keep(key, "send_object_list", [encode(obj) for obj in object_list], size)
+            self._message(joined, Kind.SEND, "int64", len(object_list), destination, device, use_batch)
+            self._message(joined, Kind.SEND, "uint8", size, destination, device, use_batch)
 
     def recv_object_list(
         self, object_list: list, src=None, group=None, device=None, group_src=None, use_batch=False, **_
     ) -> int:
-        pg = c10d._group_or_default_group(group)
-        group = self._group(pg)
-        if group is None:
-            c10d._warn_not_in_group("recv_object_list")
+        joined = self._group("recv_object_list", group)
+        if joined is None:
             return -1
-        peer = c10d._canonicalize_group_rank(pg, src, group_src)
-        c10d._check_not_self_rank(pg, peer, "source")
-        world = self.world
-        with world.recorder.own_time():
-            device = torch.device(device) if device is not None else _device(group)
-            source = group.ranks[peer]
-            lane = f"objects/{group.entry.index}/{source}/{world.rank}"
-            key = f"{lane}/{world.next_message(lane)}"
-            fallback = world.missing_objects(list(object_list))
-            objects, size = self._replay(key, "send_object_list", source, fallback, decode=self.decode)
-            object_list[:] = objects
-            self._message(group, Kind.RECV, "int64", len(object_list), source, device, use_batch)
+        peer = c10d._canonicalize_group_rank(joined, src, group_src)
+        c10d._check_not_self_rank(joined, peer, "source")
+        with self.world.recorder.own_time():
+            device, source = _device(joined, device), joined.ranks[peer]
+            key = self._message_key(joined, source, self.world.rank)
+            fallback = self.world.missing_objects(list(object_list))
+            objects, size = self._replay(key, "send_object_list", source, fallback)
+            object_list[:] = [decode(obj) for obj in objects]
+            self._message(joined, Kind.RECV, "int64", len(object_list), source, device, use_batch)
             self._read(device)
-            self._message(group, Kind.RECV, "uint8", size, source, device, use_batch)
+            self._message(joined, Kind.RECV, "uint8", size, source, device, use_batch)
             self._read(device)
         return source
 
-    # ---- answers ----
+    def _message_key(self, group: RecordingGroup, source: int, destination: int) -> str:
+        lane = f"objects/{group.entry.index}/{source}/{destination}"
+        return f"{lane}/{self.world.next_message(lane)}"
 
-    def _exchange(self, group: RecordingGroup, seq: int, kind: str, own: Any, size: int) -> tuple[list, list[int]]:
-        """Every member's object and size; a member not traced before is taken to hold this rank's own."""
-        world = self.world
-        key = f"collective/{group.entry.index}/{seq}/objects"
-        self._keep(key, kind, [own], size)
-        objects, sizes, unknown = [], [], False
-        for rank in group.ranks:
-            theirs = world.payloads.get(rank, key) if rank != world.rank else None
-            if theirs is not None and theirs.object is not ABSENT:
-                objects.append(theirs.object[0])
-            else:
-                unknown |= rank != world.rank
-                objects.append(own)
-            sizes.append(theirs.bytes if theirs is not None else size)
-        if unknown:
-            world.recorder.assume(f"peers' objects in {kind}", "as this rank's own")
-        return objects, sizes
+    # ---- answers ----
 
     def _keep(self, key: str, kind: str, objects: list, size: int) -> None:
         payload = Payload(kind, size, "object", object=objects if json_plain(objects) else ABSENT)
         self.world.payloads.put(self.world.rank, key, payload)
 
     def _replay(
-        self,
-        key: str,
-        kind: str,
-        source: int,
-        fallback: Callable[[], list],
-        *,
-        decode: Callable[[Any], Any] = lambda obj: obj,
-        total: Callable[..., int] = sum,
+        self, key: str, kind: str, source: int, fallback: Callable[[], list], total: Callable[..., int] = sum
     ) -> tuple[list, int]:
         """The source's objects and their size, else the fallback's, counted. ``total``: of the objects' sizes."""
         theirs = self.world.payloads.get(source, key)
         if theirs is not None and theirs.object is not ABSENT:
-            return [decode(obj) for obj in theirs.object], theirs.bytes
+            return theirs.object, theirs.bytes
+        self.world.unanswered.add(source)
         own = fallback()
         self.world.recorder.assume(f"{kind} from rank {source}", "the caller's own objects")
         if theirs is not None:
@@ -251,8 +212,10 @@ class ObjectCollectives:
 
     # ---- records ----
 
-    def _group(self, group) -> RecordingGroup | None:
+    def _group(self, name: str, group: Any) -> RecordingGroup | None:
+        """The group meant by the caller; None, with torch's warning, when this rank is no member."""
         if c10d._rank_not_in_group(group):
+            c10d._warn_not_in_group(name)
             return None
         return cast("RecordingGroup", c10d._group_or_default_group(group))
 
@@ -269,9 +232,9 @@ class ObjectCollectives:
         call = Call(name, (own,), outputs, size * group.size(), dtype, root)
         return self._issue(group, call, device)
 
-    def _rooted(self, group, name: str, dtype: str, size: int, device: torch.device, root: int) -> int:
+    def _rooted(self, group, dtype: str, size: int, device: torch.device, root: int) -> int:
         own = TensorMeta((size // 8 if dtype == "int64" else size,), dtype)
-        return self._issue(group, Call(name, (own,), (own,), size, dtype, root), device)
+        return self._issue(group, Call("broadcast", (own,), (own,), size, dtype, root), device)
 
     def _scattered(self, group, dtype: str, size: int, device: torch.device, root: int) -> int:
         own = TensorMeta((size // 8 if dtype == "int64" else size,), dtype)
@@ -296,8 +259,20 @@ class ObjectCollectives:
             issue_message(self.world, group, message, device).wait(self.world.recorder)
 
 
-def _device(group: RecordingGroup) -> torch.device:
-    return torch.device(c10d._get_object_coll_device(group))
+def _device(group: RecordingGroup, asked: Any = None) -> torch.device:
+    """Where the tensors of an object collective live: as asked, else as torch chooses."""
+    return torch.device(asked if asked is not None else c10d._get_object_coll_device(group))
+
+
+def _root(group: RecordingGroup, global_rank: int | None, group_rank: int | None) -> int:
+    """Group rank of the root; global rank 0 when neither is given."""
+    if global_rank is None and group_rank is None:
+        global_rank = 0
+    return c10d._canonicalize_group_rank(group, global_rank, group_rank, return_global=False)
+
+
+def _key(group: RecordingGroup, seq: int) -> str:
+    return f"collective/{group.entry.index}/{seq}/objects"
 
 
 OBJECT_FUNCTIONS = (

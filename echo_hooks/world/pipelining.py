@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from echo_hooks.errors import ScriptError
+from echo_hooks.graph.ops import dtype_name
 
 if TYPE_CHECKING:
     from echo_hooks.world.virtual_world import VirtualWorld
@@ -63,7 +65,7 @@ def _meta(shape, stride, dtype: torch.dtype, requires_grad: bool) -> dict[str, A
     return {
         "shape": [int(n) for n in shape],
         "stride": [int(n) for n in stride],
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": dtype_name(dtype),
         "requires_grad": bool(requires_grad),
     }
 
@@ -73,6 +75,24 @@ def _dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name!r} is no dtype")
     return dtype
+
+
+def greetings(original: Any) -> Any:
+    """The numbers that neighbouring stages send each other to open their communicators, received as they are sent.
+
+    torch 2.9 receives the 8 bytes of an int64 into a float32 (torch/distributed/pipelining/stage.py). NCCL moves both
+    in one slot and does not notice, so it is no reason to call the user's plan broken.
+    """
+
+    def operations(stage):
+        found = original(stage)
+        sent = next((op.tensor for op in found if op.op is dist.isend), None)
+        for op in found:
+            if sent is not None and op.op is dist.irecv and op.tensor.dtype != sent.dtype:
+                op.tensor = op.tensor.to(sent.dtype)
+        return found
+
+    return operations
 
 
 class ShapeExchange:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from echo_hooks.graph.ops import OpSignature, TensorMeta
+from echo_hooks.graph.ops import OpSignature, TensorMeta, meta_of
 from echo_hooks.graph.program import Kind
 from echo_hooks.world.streams import Completion, Place
-from echo_hooks.world.values import dtype_name
 
 if TYPE_CHECKING:
     from echo_hooks.world.group import RecordingGroup
@@ -91,23 +90,21 @@ def issue_message(world: VirtualWorld, group: RecordingGroup, message: Message, 
     return place.end()
 
 
-def meta(t: torch.Tensor) -> TensorMeta:
-    return TensorMeta(tuple(int(n) for n in t.shape), dtype_name(t.dtype), t.is_contiguous())
-
-
 def slots(tensors: Tensors) -> tuple[TensorMeta, ...]:
     """Metas of a list with one tensor per member: equal ones become one meta with the members in front."""
-    metas = tuple(meta(t) for t in tensors)
+    metas = tuple(meta_of(t) for t in tensors)
     if len(metas) > 1 and len(set(metas)) == 1:
         return (TensorMeta((len(metas), *metas[0].shape), metas[0].dtype, metas[0].contiguous),)
     return metas
 
 
 def nbytes(tensors: Tensors) -> int:
+    """Bytes of all elements of all tensors."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def attributes(reduce: str = "", count: int = 1, **more: Any) -> tuple[tuple[str, Any], ...]:
+    """Attributes of a call (see OpSignature), without those that say nothing."""
     attrs: list[tuple[str, Any]] = []
     if reduce:
         attrs.append(("reduce", reduce))

@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from echo_hooks.errors import UsageError
 from echo_hooks.patching import Patch
-from echo_hooks.world import ddp
+from echo_hooks.world import ddp, pipelining
 from echo_hooks.world.group import RecordingGroup
 from echo_hooks.world.late import LatePatches
 from echo_hooks.world.objects import OBJECT_FUNCTIONS
@@ -69,13 +69,17 @@ def late_patches(world: VirtualWorld) -> list[LatePatches]:
 
 
 def pipelining_patches(world: VirtualWorld, module: ModuleType) -> list[Patch]:
+    """What is replaced in torch.distributed.pipelining.stage, by version of torch."""
     stage, exchange = module.PipelineStage, world.shape_exchange
     if hasattr(stage, "_recv_meta"):
         return [
             Patch(stage, "_recv_meta", exchange.recv_meta, "shapes from a stage that is not there", since="2.13"),
             Patch(stage, "_send_meta", exchange.send_meta, "remembered for stages that follow", since="2.13"),
         ]
-    return [Patch(stage, "_shape_inference", exchange.shape_inference, "shapes from a stage that is not there")]
+    return [
+        Patch(stage, "_shape_inference", exchange.shape_inference, "shapes from a stage that is not there"),
+        Patch(stage, "_get_init_p2p_neighbors_ops", pipelining.greetings, "sent as int64, received as float32"),
+    ]
 
 
 # ---- creation of groups ----

@@ -58,10 +58,6 @@ def storage_key(t: torch.Tensor) -> object:
     return storage if storage is not None else t.untyped_storage()._cdata
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def is_control(dtype: torch.dtype) -> bool:
     """Integers and booleans steer programs (sizes, flags, counts, seeds); floats are data."""
     return not dtype.is_floating_point and not dtype.is_complex

@@ -30,6 +30,7 @@ class VirtualWorld:
 
     Attributes:
         findings: problems seen while recording (ranks that disagree about a call).
+        unanswered: ranks whose payload was asked for and not known: with them traced first, this rank would be surer.
         check_devices: refuse tensors on devices that no backend of the group serves, as torch does.
     """
 
@@ -47,7 +48,6 @@ class VirtualWorld:
         self.check_devices = check_devices
         self.seed = seed
         self.objects = ObjectCollectives(self)
-        self.objects.encode, self.objects.decode = pipelining.encode, pipelining.decode
         self.shape_exchange = pipelining.ShapeExchange(self)
         self._installed: ExitStack | None = None
         self._become(recorder, values, payloads)
@@ -59,6 +59,7 @@ class VirtualWorld:
         self.rank = recorder.rank
         self.generator = torch.Generator().manual_seed(self.seed)  # never the script's: its data order must not move
         self.findings: list[Problem] = []
+        self.unanswered: set[int] = set()
         self.store = VirtualStore(self)
         self.stores: list[VirtualStore] = []
         self.objects_fallback: Callable[[list], list] | None = None
@@ -107,7 +108,7 @@ class VirtualWorld:
         """Answer a functional collective on pretended tensors (called by the capture's dispatch mode)."""
         return self._functional.answer(func, args, kwargs)
 
-    # ---- for the rest of the room ----
+    # ---- for the other modules of this package ----
 
     def register_group(self, ranks: tuple[int, ...], backend: str, desc: str, *, default: bool = False) -> Group:
         """A line in the group table, whether this rank is a member or not."""

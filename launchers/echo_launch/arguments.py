@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from echo_hooks.errors import UsageError
+from echo_launch.variations import JITTER_HELP, SLOW_NODE_HELP, SLOW_RANK_HELP, parse_jitter, parse_slow
 from echo_launch.world import MAX_DIGITS, World, resolve_world
 
 _TORCHRUN = "torchrun options"
@@ -20,7 +21,8 @@ _OWN = "simulation options (with --simulate)"
 
 @dataclass(frozen=True)
 class Launch:
-    """A checked command line. ``trace_ranks``: None for Echo's choice. ``jobs``: ranks traced at once."""
+    """A checked command line. ``trace_ranks``: None for Echo's choice. ``jobs``: ranks traced at once. ``jitter``:
+    sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank."""
 
     world: World
     script: str
@@ -34,6 +36,8 @@ class Launch:
     seed: int
     json: bool
     quiet: bool
+    jitter: float = 0.0
+    slow_ranks: Mapping[int, float] = field(default_factory=dict)
     notes: tuple[str, ...] = field(default=())
 
 
@@ -80,6 +84,8 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
         seed=_whole("--seed", options.seed, 0) or 0,
         json=options.json,
         quiet=options.quiet,
+        jitter=parse_jitter(options.jitter),
+        slow_ranks=parse_slow(options.slow_node, options.slow_rank, world.world_size, world.nproc_per_node),
     )
 
 
@@ -160,8 +166,9 @@ def _parser() -> _Parser:
     _add(own, "--warmup-steps", default="1", help="optimizer steps before the measured ones (default: 1)")
     _add(own, "--steps", default="1", help="measured optimizer steps (default: 1)")
     _add(own, "--seed", default="0", help="of every random generator (default: 0)")
-    _add(own, "--jitter", help="variation of durations")
-    _add(own, "--slow-node", help="a node slower than the others")
+    _add(own, "--jitter", metavar="SIGMA", help=JITTER_HELP)
+    _add(own, "--slow-node", action="append", metavar="NODE=FACTOR", help=SLOW_NODE_HELP)
+    _add(own, "--slow-rank", action="append", metavar="RANK=FACTOR", help=SLOW_RANK_HELP)
     _add(own, "--moe-skew", help="uneven load of experts")
     _add(own, "--hostfile", help="hosts and slots, as DeepSpeed writes them")
     _add(own, "--json", action="store_true", help="print report.json; the script's own output goes to stderr")
@@ -226,11 +233,11 @@ def _given(options: argparse.Namespace, action: argparse.Action) -> bool:
 
 # ---- checks ----
 
-_UNBUILT = {"calibration": "", "jitter": "", "slow_node": "", "moe_skew": "", "hostfile": ""}
+_UNBUILT = {"calibration": "", "moe_skew": "", "hostfile": ""}
 
 
 def _refuse_unbuilt(options: argparse.Namespace) -> None:
-    """What the design promises and the code cannot do yet is refused, never ignored."""
+    """An option that is not built yet is refused, never ignored."""
     for name in _UNBUILT:
         if getattr(options, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is not built yet: leave it out")

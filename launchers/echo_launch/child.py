@@ -50,6 +50,7 @@ def trace_rank(tracer: Any, settings: dict[str, Any], rank: int, result: IO[byte
 
 
 def log_path(directory: Path, rank: int) -> Path:
+    """Where the output of a rank goes that is not shown."""
     return directory / "logs" / f"{rank:05d}.log"
 
 

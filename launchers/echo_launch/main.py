@@ -140,7 +140,13 @@ def compose_and_report(run: Run, launch: Launch) -> Outcome:
     from echo_hooks.report.files import write_files
     from echo_hooks.report.terminal import print_report
 
-    analysis = analyse(run, load_cluster(launch.world.cluster))
+    analysis = analyse(
+        run,
+        load_cluster(launch.world.cluster),
+        slow_ranks=launch.slow_ranks,
+        jitter=launch.jitter,
+        seed=launch.seed,
+    )
     report = analysis.report
     write_files(run.path, run, analysis.composition, report)
     return Outcome(

@@ -63,4 +63,5 @@ class TracingProgress:
 
 
 def duration(seconds: float) -> str:
+    """Seconds as people read them: "45 s", "3 min"."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -29,6 +29,7 @@ from echo_launch.processes import adopt_orphans, die_with_parent, kill_children,
 
 
 def main(argv: list[str]) -> int:
+    """The server's process; its exit status."""
     commands, answers, parent = (int(text) for text in argv)
     os.set_inheritable(commands, False)
     os.set_inheritable(answers, False)

@@ -24,6 +24,7 @@ from echo_hooks.report.text import heading, line, row, show, table
 
 
 def list_hardware(arguments: argparse.Namespace) -> int:
+    """`echo-sim hardware list`."""
     console = Console()
     heading(console, "accelerators (echo-sim hardware show NAME)")
     for name in accelerator_names():
@@ -38,6 +39,7 @@ def list_hardware(arguments: argparse.Namespace) -> int:
 
 
 def show_hardware(arguments: argparse.Namespace) -> int:
+    """`echo-sim hardware show NAME`."""
     described = _describe(arguments.name)
     sources, bands = described.pop("sources", {}), described.pop("bands", {})
     console = Console()
@@ -51,6 +53,7 @@ def show_hardware(arguments: argparse.Namespace) -> int:
 
 
 def check_hardware(arguments: argparse.Namespace) -> int:
+    """`echo-sim hardware check FILE`; UsageError says what is wrong with it."""
     path: Path = arguments.file
     if path.suffix != ".toml":
         raise UsageError(f"{path}: an accelerator or cluster file ends in .toml")
@@ -64,6 +67,7 @@ def check_hardware(arguments: argparse.Namespace) -> int:
 
 
 def network(arguments: argparse.Namespace) -> int:
+    """`echo-sim network`."""
     cluster = load_cluster(arguments.cluster)
     try:
         ranks = parse_rank_ranges(arguments.ranks)

@@ -6,7 +6,7 @@ import argparse
 import gzip
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -14,7 +14,7 @@ from echo_hooks.errors import UsageError
 from echo_hooks.graph.problems import BROKEN_PLAN
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import Run, atomic_write, read_run
-from echo_hooks.hardware.cluster import load_cluster
+from echo_hooks.hardware.cluster import Cluster, load_cluster
 from echo_hooks.report.comparison import compare as compare_with
 from echo_hooks.report.comparison import print_comparison, read_measured
 from echo_hooks.report.files import write_files
@@ -24,12 +24,14 @@ from echo_hooks.report.quantities import bytes_text, duration_text, percent_text
 from echo_hooks.report.report import PERFETTO_FILE, REPORT_FILE, Report, read_report
 from echo_hooks.report.terminal import print_report
 from echo_hooks.report.text import line, row, show, table
+from echo_launch.variations import parse_jitter, parse_slow
 
 if TYPE_CHECKING:
     from echo_hooks.analysis import Analysis
 
 
 def report(arguments: argparse.Namespace) -> int:
+    """`echo-sim report RUN`."""
     found = _report_of(arguments.run)
     if arguments.json:
         print(found.to_json(), end="")
@@ -39,6 +41,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 
 def trace(arguments: argparse.Namespace) -> int:
+    """`echo-sim trace RUN -o FILE`."""
     saved = arguments.run / PERFETTO_FILE
     zipped = arguments.output.suffix == ".gz"
     if arguments.cluster is None and saved.is_file():
@@ -49,12 +52,13 @@ def trace(arguments: argparse.Namespace) -> int:
             raise UsageError(f"{saved}: damaged ({error})") from None
     else:
         run = read_run(arguments.run)
-        write_perfetto(arguments.output, run, _analyse(run, arguments.cluster).composition)
+        write_perfetto(arguments.output, run, _analyse(run, _cluster(run, arguments.cluster)).composition)
     print(f"{arguments.output}: open it at https://ui.perfetto.dev")
     return 0
 
 
 def memory(arguments: argparse.Namespace) -> int:
+    """`echo-sim memory RUN`."""
     run = read_run(arguments.run)
     console = Console()
     for role in _roles(run, arguments.role):
@@ -63,13 +67,21 @@ def memory(arguments: argparse.Namespace) -> int:
 
 
 def compose(arguments: argparse.Namespace) -> int:
+    """`echo-sim compose RUN --cluster ...`; 3 when the plan works on none of the clusters."""
     clusters = arguments.cluster
     if arguments.output is not None and len(clusters) > 1:
         raise UsageError(f"-o {arguments.output}: one directory holds one cluster's report; {len(clusters)} were given")
+    jitter = parse_jitter(arguments.jitter)
+    if arguments.seed < 0:
+        raise UsageError(f"--seed {arguments.seed}: a whole number from 0 is needed")
     reports = []
     for text in clusters:
         run = read_run(arguments.run)  # anew for each: durations are filled in place
-        analysis = _analyse(run, text, folded=not arguments.unfolded)
+        described = _cluster(run, text)
+        slow = parse_slow(arguments.slow_node, arguments.slow_rank, run.world_size, described.accelerators_per_node)
+        analysis = _analyse(
+            run, described, folded=not arguments.unfolded, slow_ranks=slow, jitter=jitter, seed=arguments.seed
+        )
         reports.append(analysis.report)
         if arguments.output is not None:
             write_files(arguments.output, run, analysis.composition, analysis.report)
@@ -84,6 +96,7 @@ def compose(arguments: argparse.Namespace) -> int:
 
 
 def compare(arguments: argparse.Namespace) -> int:
+    """`echo-sim compare RUN MEASURED`."""
     found = _report_of(arguments.run)
     print_comparison(compare_with(found, read_measured(arguments.measured)), Console())
     return 0
@@ -98,19 +111,25 @@ def _report_of(directory: Path) -> Report:
     """The saved report, or one composed now for the cluster that the run was made for."""
     if (directory / REPORT_FILE).is_file():
         return read_report(directory / REPORT_FILE)
-    return _analyse(read_run(directory), None).report
+    run = read_run(directory)
+    return _analyse(run, _cluster(run, None)).report
 
 
-def _analyse(run: Run, cluster: str | None, *, folded: bool = True) -> Analysis:
+def _cluster(run: Run, text: str | None) -> Cluster:
+    """The cluster named by ``text``, else the one that the run was made for; UsageError when the run does not fit."""
+    name = text if text is not None else run.manifest.get("cluster")
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"{run.path}/manifest.json names no cluster; say one: echo-sim compose RUN --cluster ...")
+    described = load_cluster(name)
+    if described.world_size < run.world_size:
+        raise UsageError(f"cluster {name} has {described.world_size} accelerators, the run has {run.world_size} ranks")
+    return described
+
+
+def _analyse(run: Run, cluster: Cluster, **options: Any) -> Analysis:
     from echo_hooks.analysis import analyse  # late: the engine's compiled parts take a second to load
 
-    text = cluster if cluster is not None else run.manifest.get("cluster")
-    if not isinstance(text, str) or not text:
-        raise UsageError(f"{run.path}/manifest.json names no cluster; say one: echo-sim compose RUN --cluster ...")
-    described = load_cluster(text)
-    if described.world_size < run.world_size:
-        raise UsageError(f"cluster {text} has {described.world_size} accelerators, the run has {run.world_size} ranks")
-    return analyse(run, described, folded=folded)
+    return analyse(run, cluster, **options)
 
 
 def _roles(run: Run, wanted: str | None) -> list[Role]:
@@ -143,6 +162,9 @@ def _print_side_by_side(reports: list[Report], console: Console) -> None:
     show(console, cells)
     line(console, "simulated; compute and exposed communication are those of the critical rank, memory of the fullest")
     for r in reports:
+        if r.step_time_p10_ms is not None and r.step_time_p90_ms is not None:
+            band = f"{duration_text(r.step_time_p10_ms)} to {duration_text(r.step_time_p90_ms)}"
+            line(console, f"{r.cluster['name']}: P10 to P90 of the step time {band}")
         for problem in r.problems[:1]:
             more = f" (and {len(r.problems) - 1} more)" if len(r.problems) > 1 else ""
             line(console, f"{r.cluster['name']}: {problem['kind']}: {problem['message']}{more}")

@@ -20,6 +20,8 @@ _LOG_LINES = 20
 
 
 class Pool(Protocol):
+    """Where ranks are traced: this machine's fork server, or a stand-in of the tests."""
+
     def submit(self, rank: int) -> None: ...
     def next_result(self) -> Result: ...
 

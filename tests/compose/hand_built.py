@@ -55,8 +55,16 @@ class Rank:
             self.streams[name] = self.builder.new_stream(name)
         return self.streams[name]
 
-    def run(self, us: float, stream: str = "default", host: float = 0.0, thread: int = 0, kind: Kind = Kind.COMPUTE):
-        op = self.ops.add(OpSignature("aten.mm.default"))
+    def run(
+        self,
+        us: float,
+        stream: str = "default",
+        host: float = 0.0,
+        thread: int = 0,
+        kind: Kind = Kind.COMPUTE,
+        name: str = "aten.mm.default",
+    ):
+        op = self.ops.add(OpSignature(name))
         self.builder.append(
             kind,
             op=op,

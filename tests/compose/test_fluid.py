@@ -154,6 +154,24 @@ def test_uplink_is_shared():
     assert [t.end_us[0] for t in apart] == [10, 30]
 
 
+def test_kernel_slows_one_of_two_calls_on_a_shared_link():
+    """Calls of 10 bytes each share the nodes' links; on ranks 0 and 2 a kernel of 6 us runs beside the first one."""
+    plan = Plan(4)
+    pairs = [plan.group(0, 2, name="a"), plan.group(1, 3, name="b", site="elsewhere")]
+    for r in (0, 1):
+        rank = plan.rank(r, (r + 2,))
+        rank.collective(10, pairs[r], stream="comm")
+        if r == 0:
+            rank.run(6)
+        rank.sync()
+        rank.collective(0)
+        rank.sync()
+    a, b = plan.compose(LinkedNetwork(), 2, overlap=Factors(2.0, 1.0, 1.25)).timelines
+    # The kernel runs at 1/2 until 12. Meanwhile a's call has half the link at 1/1.25: 4.8 done; b's call 6. Then both
+    # run at 1/2: b's ends at 20, when a's has 1.2 left, which it moves with the link to itself.
+    assert [a.end_us[1], b.end_us[0], a.end_us[0]] == pytest.approx([12, 20, 21.2], abs=1e-12)
+
+
 def test_latency_does_not_stretch():
     plan = Plan(4)
     pairs = [plan.group(0, 2, name="a"), plan.group(1, 3, name="b", site="elsewhere")]
@@ -246,3 +264,5 @@ def test_folded_times_equal_unfolded_times(seed):
         b = t.breakdown
         parts = b.compute_us + sum(b.exposed_communication_us.values()) + b.bubble_us + b.waiting_us + b.host_us
         assert parts == pytest.approx(b.step_us, rel=1e-9)
+    path = folded.critical_path
+    assert path.end_us[:-1] == pytest.approx(path.begin_us[1:], abs=1e-6)

@@ -14,6 +14,7 @@ from echo_hooks.compose.costs import Costs
 from echo_hooks.compose.folding import fold
 from echo_hooks.compose.programs import role_program
 from echo_hooks.compose.world import build_world
+from echo_hooks.graph.program import Kind
 from echo_hooks.graph.roles import Role
 
 
@@ -188,3 +189,54 @@ def test_network_is_asked_once_per_call_and_placement():
     # TP groups all lie alike; DP groups lie alike up to the place in the node, which counts as another placement.
     assert sum(1 for call in network.asked if len(call[1]) == 8) == 1
     assert sum(1 for call in network.asked if len(call[1]) == 16) == 8
+
+
+def covered(intervals) -> float:
+    """Length of the union of intervals."""
+    total, reached = 0.0, -np.inf
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+def wrapped(begin, end, until, period):
+    """Intervals cut at the period's begin, what lies before it moved on by a period."""
+    pieces = []
+    for b, e in zip(begin.tolist(), end.tolist()):
+        while e > b:
+            cut = max(b, until - period)
+            if e > cut:
+                pieces.append((cut, e))
+            b, e = b + period, min(e, cut) + period
+    return pieces
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6))
+def test_exposed_and_hidden_are_all_communication(seed):
+    """Against unions of intervals: communication is hidden where a kernel runs, exposed where none does."""
+    plan, per_node = random_plan(seed)
+    for t in plan.compose(uneven_network(per_node), per_node, repeat=4).timelines:
+        parts, kind = t.breakdown, t.program.kind
+        until, period = np.nanmax([np.nanmax(t.end_us), np.nanmax(t.issue_us)]), parts.step_us
+        local = (kind == Kind.COMPUTE) | (kind == Kind.COPY)
+        compute = wrapped(t.start_us[local], t.end_us[local], until, period)
+        moving: dict[str, list] = {}
+        for i in np.flatnonzero(np.isin(kind, (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)) & ~np.isnan(t.end_us)):
+            name = plan.groups[int(t.program.group[i])].name
+            moving.setdefault(name, []).extend(wrapped(t.ready_us[i : i + 1], t.end_us[i : i + 1], until, period))
+        everything = [interval for intervals in moving.values() for interval in intervals]
+        busy = covered(compute)
+        assert parts.compute_us == pytest.approx(busy, abs=1e-6)
+        assert sum(parts.exposed_communication_us.values()) == pytest.approx(
+            covered(compute + everything) - busy, abs=1e-6
+        )
+        for name, intervals in moving.items():
+            total, beside = covered(intervals), covered(compute + intervals) - busy
+            hidden = total - beside
+            assert parts.communication_us[name] == pytest.approx(total, abs=1e-6)
+            # Less is exposed of it than lies beside the kernels only where another group's began earlier.
+            assert parts.exposed_communication_us[name] <= beside + 1e-6
+            if len(moving) == 1:
+                assert parts.exposed_communication_us[name] + hidden == pytest.approx(total, abs=1e-6)

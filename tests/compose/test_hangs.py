@@ -130,6 +130,35 @@ def two_groups(synchronise: bool) -> Plan:
     return plan
 
 
+def test_communicators_in_flight_at_once_are_a_risk_to_know():
+    """Case 98: the order is the same on all ranks, so nothing is called wrong."""
+    plan = Plan(2)
+    tp, dp = plan.group(0, 1, name="tp"), plan.group(0, 1, name="dp", site="elsewhere")
+    rank = plan.rank(0, (1,))
+    rank.collective(5, dp, stream="comm:dp", site="train.py:10")
+    rank.run(2)
+    rank.collective(5, tp, site="train.py:20")
+    rank.sync()
+    result = plan.compose()
+    assert not result.problems
+    (note,) = result.notes
+    assert note.startswith("up to 2 communicators have kernels on one accelerator at once")
+    assert "(dp, tp; rank 0, train.py:10; train.py:20)" in note
+
+
+def test_communicators_one_after_the_other_are_none():
+    plan = Plan(2)
+    tp, dp = plan.group(0, 1, name="tp"), plan.group(0, 1, name="dp", site="elsewhere")
+    rank = plan.rank(0, (1,))
+    rank.collective(5, dp)
+    rank.collective(5, tp)
+    rank.wait(rank.record(), stream="comm:dp")
+    rank.collective(5, dp, stream="comm:dp")
+    rank.collective(0)
+    rank.sync()
+    assert plan.compose().notes == []
+
+
 def test_circular_wait_through_a_synchronisation():
     problem = broken(two_groups(True))
     assert len(problem.ranks) == 2 and {r < 2 for r in problem.ranks} == {True, False}

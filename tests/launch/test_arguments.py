@@ -166,8 +166,10 @@ def test_sources_that_disagree_are_both_shown(words, environment, both):
         (["--world-size", "8", "--timing", "guess"], "guess"),
         (["--world-size", "8", "--calibration", "cal.toml"], "not built yet"),
         (["--world-size", "8", "--overlap", "model.json"], "not built yet"),
-        (["--world-size", "8", "--jitter", "0.1"], "not built yet"),
-        (["--world-size", "8", "--slow-node", "3"], "not built yet"),
+        (["--world-size", "8", "--jitter", "3"], "--jitter 3: a number from 0 to 2"),
+        (["--world-size", "8", "--slow-node", "3"], "NUMBER=FACTOR"),
+        (["--world-size", "8", "--slow-node", "3=1.1"], "3 is outside 0 to 0"),
+        (["--world-size", "8", "--slow-rank", "8=1.1"], "8 is outside 0 to 7"),
         (["--world-size", "8", "--moe-skew", "2"], "not built yet"),
         (["--world-size", "8", "--executor", "ray"], "not built yet"),
         (["--hostfile", "hosts"], "not built yet"),
@@ -177,6 +179,14 @@ def test_sources_that_disagree_are_both_shown(words, environment, both):
 )
 def test_refusals(words, part):
     assert part in refused("--simulate", *words, "train.py")
+
+
+def test_slow_nodes_and_noise():
+    words = ["--slow-node", "1=1.1", "--slow_node=0-1=2", "--slow-rank", "15=1.5", "--jitter", "2.5%"]
+    launch = simulate("--world-size", "16", *words, "train.py")
+    assert launch.jitter == 0.025
+    assert launch.slow_ranks == pytest.approx({r: 2.0 if r < 8 else 3.3 if r == 15 else 2.2 for r in range(16)})
+    assert simulate("--world-size", "8", "train.py").slow_ranks == {}
 
 
 @pytest.mark.parametrize("given", ["missing.py", "folder", "pipe"])

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from echo_hooks.errors import UsageError
 from echo_hooks.hardware.cluster import Level, load_cluster
+from echo_hooks.network.calibration import Calibration
 from echo_hooks.network.describe import describe
 from echo_hooks.network.model import COLLECTIVES, CommunicationModel
 from echo_hooks.network.sharing import max_min_rates
 
 KI, MI, GI = 1 << 10, 1 << 20, 1 << 30
 H100 = load_cluster("h100-sxm:4x8")
-MODEL = CommunicationModel(H100)
+MODEL = CommunicationModel(H100, calibration=Calibration())  # NCCL's own numbers, so that hands can follow
+CALIBRATED = CommunicationModel(H100)
 GROUPS = {
     "pair": (0, 1),
     "node": tuple(range(8)),
@@ -56,8 +58,9 @@ def costs_of(model, name, ranks, sizes):
     sizes=st.lists(st.integers(0, 8 * GI) | st.integers(0, 4 * MI), min_size=2, max_size=6),
 )
 def test_more_bytes_are_never_faster(name, group, sizes):
-    durations = costs_of(MODEL, name, GROUPS[group], sorted(sizes))
-    assert durations == sorted(durations)
+    for model in (MODEL, CALIBRATED):
+        durations = costs_of(model, name, GROUPS[group], sorted(sizes))
+        assert durations == sorted(durations)
 
 
 @settings(max_examples=100, deadline=None)
@@ -76,6 +79,20 @@ def test_a_slower_link_is_never_faster(name, group, size, fast, slow, which):
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("per_node", [1, 2, 8])
+def test_more_nodes_are_never_faster(name, per_node):
+    model = CommunicationModel(load_cluster("h100-sxm:8x8"))
+    sizes = [1 << k for k in range(3, 34, 3)]
+    before = [0.0] * len(sizes)
+    for nodes in (1, 2, 3, 4, 8):
+        ranks = tuple(8 * n + i for n in range(nodes) for i in range(per_node))
+        durations = costs_of(model, name, ranks, sizes)
+        if len(ranks) > 1:
+            assert all(now >= then * (1 - 1e-9) for now, then in zip(durations, before))
+            before = durations
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_blocking_switch_is_never_faster(name):
     world = GROUPS["world"]
     durations = [
@@ -91,7 +108,7 @@ def test_a_blocking_switch_is_never_faster(name):
 @settings(max_examples=60, deadline=None)
 @given(name=st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"]), k=st.integers(10, 36))
 def test_ring_bus_bandwidth_stays_below_the_slowest_link(name, k):
-    model = CommunicationModel(H100, environment={"NCCL_ALGO": "Ring"})
+    model = CommunicationModel(H100, calibration=Calibration(), environment={"NCCL_ALGO": "Ring"})
     for group, link in (("node", 370.8e3), ("world", 8 * 48e3), ("strided", 48e3)):
         n = len(GROUPS[group])
         bus = (1 << k) * (2 if name == "all_reduce" else 1) * (n - 1) / n
@@ -124,7 +141,8 @@ def test_small_tree_all_reduce_between_nodes():
     cost = MODEL.collective("all_reduce", GROUPS["world"], 4 * KI, "float32")
     # LL: 6.8 us + 2 (7 hops of 0.6 us and 2 of 5 us), at 0.5 * 20.4 GB/s times NCCL's correction 0.7.
     assert (cost.algorithm, cost.protocol) == ("tree", "ll")
-    assert cost.duration_us == pytest.approx(6.8 + 2 * (7 * 0.6 + 2 * 5) + 4096 / (0.5 * 20.4e3 * 0.7) * 16 / 3, rel=1e-3)
+    transfer = 4096 / (0.5 * 20.4e3 * 0.7) * 16 / 3
+    assert cost.duration_us == pytest.approx(6.8 + 2 * (7 * 0.6 + 2 * 5) + transfer, rel=1e-3)
 
 
 def loads_by_name(cost, model=MODEL):
@@ -132,7 +150,9 @@ def loads_by_name(cost, model=MODEL):
 
 
 def test_loads_of_a_ring():
-    model = CommunicationModel(H100, environment={"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"})
+    model = CommunicationModel(
+        H100, calibration=Calibration(), environment={"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+    )
     loads = loads_by_name(model.collective("all_reduce", GROUPS["two nodes"], 16 * MI, "float32"), model)
     volume = 2 * 15 / 16 * 16 * MI
     expected = {f"scale-up {way} {r}": volume for r in range(16) for way in ("out of", "into")}
@@ -147,7 +167,7 @@ def test_a_strided_group_loads_its_rail_and_nothing_else():
 
 def test_eight_strided_groups_do_not_collide_and_on_four_nics_they_do():
     for nics, expected in ((8, 1.0), (4, 0.5)):
-        model = CommunicationModel(changed(H100, nics_per_node=nics))
+        model = CommunicationModel(changed(H100, nics_per_node=nics), calibration=Calibration())
         costs = [model.collective("all_reduce", (k, 8 + k, 16 + k, 24 + k), GI, "bfloat16") for k in range(8)]
         demand = [[(r, b / (c.duration_us - c.latency_us)) for r, b in c.loads] for c in costs]
         rates = max_min_rates(demand, [r.capacity_bytes_per_us for r in model.resources])
@@ -172,8 +192,8 @@ def test_uneven_all_to_all_takes_its_fullest_link():
 
 
 def test_oversubscription_holds_an_all_to_all_up():
-    free = CommunicationModel(changed(H100, levels=()))
-    tight = CommunicationModel(changed(H100, levels=(Level("leaf", 1, 4.0),)))
+    free = CommunicationModel(changed(H100, levels=()), calibration=Calibration())
+    tight = CommunicationModel(changed(H100, levels=(Level("leaf", 1, 4.0),)), calibration=Calibration())
     world = GROUPS["world"]
     a, b = (m.collective("all_to_all", world, GI, "bfloat16") for m in (free, tight))
     # Between nodes 24/32 of the bytes of 8 ranks go out over 8 NICs; the uplinks have a quarter of their speed.
@@ -219,13 +239,23 @@ def test_groups_that_lie_alike_cost_the_same():
 
 
 def test_slow_nics_of_a_preset_show():
-    slow = CommunicationModel(changed(H100, nic=0.25))
+    slow = CommunicationModel(changed(H100, nic=0.25), calibration=Calibration())
     a, b = (m.collective("all_reduce", GROUPS["world"], GI, "bfloat16").duration_us for m in (MODEL, slow))
     assert 3 < b / a < 4.5
 
 
+def test_large_messages_get_less_of_a_nic_on_roce():
+    roce = CommunicationModel(changed(H100, transport="roce"), calibration=Calibration())
+    a, b = (m.point_to_point(0, 8, GI, group_size=2).duration_us for m in (MODEL, roce))
+    assert (a, b) == pytest.approx((22.4 + GI / 28e3, 22.4 + GI / 28e3))  # two channels of 14 GB/s hold both up
+    a, b = (m.collective("all_gather", GROUPS["world"], 16 * GI, "bfloat16").duration_us for m in (MODEL, roce))
+    assert b / a == pytest.approx(370.8 / (8 * 48 * 0.87), rel=0.01)
+
+
 def test_environment_of_the_job():
-    forced = CommunicationModel(H100, environment={"NCCL_ALGO": "Tree", "NCCL_PROTO": "LL", "HOME": "/"})
+    forced = CommunicationModel(
+        H100, calibration=Calibration(), environment={"NCCL_ALGO": "Tree", "NCCL_PROTO": "LL", "HOME": "/"}
+    )
     cost = forced.collective("all_reduce", GROUPS["node"], GI, "bfloat16")
     assert (cost.algorithm, cost.protocol) == ("tree", "ll")
 

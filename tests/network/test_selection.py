@@ -87,8 +87,8 @@ def test_nvls_channels(comm, intra, inter):
     assert (graph.channels, graph.intra, graph.inter) == (8, intra, inter)
 
 
-def bus_bandwidth(comm, algorithm, protocol, function="all_reduce", version="2.30.7"):
-    rows = candidates(function, comm, tables(version), Environment())
+def bus_bandwidth(comm, algorithm, protocol):
+    rows = candidates("all_reduce", comm, tables("2.30.7"), Environment())
     row = next(r for r in rows if (r.algorithm, r.protocol) == (algorithm, protocol))
     return row.gb_per_s * 2 * (comm.ranks - 1) / comm.ranks
 
@@ -108,8 +108,15 @@ def test_bus_bandwidth(comm, algorithm, expected):
     assert bus_bandwidth(comm, algorithm, "simple") == pytest.approx(expected, rel=1e-6)
 
 
-def test_nvls_of_2_27_has_no_efficiency_table():
-    assert bus_bandwidth(hopper(8, 1), "nvls", "simple", version="2.27.7") == pytest.approx(8 * 40)
+def test_nvls_before_2_28_has_no_efficiency_table():
+    def expected(version, nodes):
+        rows = candidates("all_reduce", hopper(8, nodes), tables(version), Environment())
+        return next(r.gb_per_s for r in rows if r.algorithm == ("nvls" if nodes == 1 else "nvls_tree"))
+
+    assert expected("2.27.7", 1) == pytest.approx(8 * 40 * 5 / 6)
+    assert expected("2.23.4", 2) == pytest.approx(8 * 40 * 5 / 6)
+    assert expected("2.23.4", 4) == pytest.approx(8 * 48 / 2 * 5 / 6)
+    assert expected("2.18.6", 4) == pytest.approx(8 * 48 / 2 * 0.7 * 4 / 6)
 
 
 def test_all_channels_from_786_kib_on_eight_h100():

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from echo_hooks.compose.result import Composition
+from echo_hooks.compose.result import Band, Composition
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.problems import Problem
-from echo_hooks.report.report import build_report, read_report
+from echo_hooks.report.report import NO_BAND, build_report, read_report
 
 MIB = 1 << 20
 KEYS = ["format", "step_time_ms", "step_time_p10_ms", "step_time_p90_ms", "world_size", "cluster"]
@@ -103,8 +103,7 @@ def test_notes_say_what_is_not_known(run, composition, cluster):
     assert report.tokens_per_second is None
     assert "not traced, but assumed to run their role's program: rank 2" in notes
     assert any(note.startswith("needed memory leaves out context") for note in notes)
-    assert "no band is computed for the step time: jitter is not simulated yet" in notes
-    assert "tokens per second are unknown: the run states no tokens_per_step" in notes
+    assert NO_BAND in notes
     assert notes.count("the tokenizer was read from the cache") == 1
 
 
@@ -176,3 +175,11 @@ def test_a_truncated_report_is_refused(report, tmp_path):
     path.write_text(report.to_json()[:500])
     with pytest.raises(UsageError, match="not valid JSON"):
         read_report(path)
+
+
+def test_band(run, composition, cluster):
+    composition.band = Band(450.0, 462.0, 480.0, "of 32 simulations")
+    report = build_report(run, composition, cluster, timings={})
+    assert (report.step_time_p10_ms, report.step_time_p90_ms) == (0.45, 0.48)
+    assert "of 32 simulations" in [a["value"] for a in report.assumptions if a["kind"] == "note"]
+    assert "460 us  (simulated; P10 to P90 450 us to 480 us, see notes)" in str(report)

@@ -23,13 +23,18 @@ def saved(run_directory, run, composition, cluster):
     return run_directory
 
 
+variations: list[dict] = []
+
+
 @pytest.fixture
 def analysed(monkeypatch, composition):
     """`analyse` answers with the hand-built composition; the clusters it was asked for."""
     asked = []
+    variations.clear()
 
-    def analyse(run, cluster, *, folded=True):
+    def analyse(run, cluster, *, folded=True, **options):
         asked.append((cluster.name, folded))
+        variations.append(options)
         return SimpleNamespace(composition=composition, report=build_report(run, composition, cluster, timings={}))
 
     module = ModuleType("echo_hooks.analysis")
@@ -100,6 +105,23 @@ def test_compose_for_several_clusters(saved, analysed, capsys):
     assert lines[2].split()[:3] == ["a100-80gb:2x4", "460", "us"]
     assert main([*words, "--json"]) == 0
     assert [r["cluster"]["name"] for r in json.loads(capsys.readouterr().out)] == ["h800:1x8", "a100-80gb:2x4"]
+
+
+def test_compose_with_slow_nodes_and_noise(saved, analysed, capsys):
+    words = ["--jitter", "5%", "--slow-node", "0=1.1", "--slow-rank", "1=2", "--seed", "3"]
+    assert main(["compose", str(saved), "--cluster", "h800:1x8", *words]) == 0
+    capsys.readouterr()
+    assert variations == [{"slow_ranks": {0: 1.1, 1: 2.2}, "jitter": 0.05, "seed": 3}]
+    for wrong, sentence in (
+        (["--jitter", "wide"], "--jitter wide"),
+        (["--jitter", "nan"], "--jitter nan"),
+        (["--slow-node", "1=1.1"], "outside 0 to 0"),
+        (["--slow-node", "0"], "NUMBER=FACTOR"),
+        (["--slow-rank", "x=2"], "'x' is no rank"),
+        (["--slow-rank", "0=-1"], "factor above 0"),
+        (["--seed", "-1"], "--seed -1"),
+    ):
+        assert sentence in fails(capsys, "compose", saved, "--cluster", "h800:1x8", *wrong)
 
 
 def test_compose_refuses(saved, analysed, capsys, tmp_path):

@@ -1,8 +1,10 @@
-"""DeepSpeed: which accelerator it should see, and the helper that it would compile for minutes."""
+"""DeepSpeed: which accelerator it should see, what it would compile for minutes, what it does once."""
 
 from __future__ import annotations
 
 from types import ModuleType
+
+import torch.distributed as dist
 
 from echo_hooks.integrations import Integration
 from echo_hooks.patching import Patch, PatchSet
@@ -15,10 +17,30 @@ def _comm_torch(module: ModuleType):
     return patches.remove
 
 
+def _zero3_order(module: ModuleType):
+    """ZeRO-3 notes in which order the first step uses its parameters; as the next one begins, the ranks compare."""
+
+    def compared_once(original):
+        def compare(ints):
+            with dist.group.WORLD.world.recorder.one_off():
+                return original(ints)
+
+        return compare
+
+    patches = PatchSet(
+        [Patch(module, "assert_ints_same_as_other_ranks", compared_once, "no part of a step that repeats", "0.16")]
+    )
+    patches.install()
+    return patches.remove
+
+
 integration = Integration(
     name="deepspeed",
     frameworks=("deepspeed",),
     preload=("deepspeed",),
-    on_import={"deepspeed.comm.torch": _comm_torch},
+    on_import={
+        "deepspeed.comm.torch": _comm_torch,
+        "deepspeed.runtime.zero.partitioned_param_coordinator": _zero3_order,
+    },
     environment={"DS_ACCELERATOR": "cuda"},
 )

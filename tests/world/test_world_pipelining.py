@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, _utils
 
 from echo_hooks.errors import ScriptError
-from echo_hooks.world.pipelining import decode, encode
+from echo_hooks.world.pipelining import decode, encode, greetings
 
 
 def test_shapes_survive_json():
@@ -56,3 +56,14 @@ def test_a_stage_that_cannot_know_its_shapes_says_so(world):
     with pytest.raises(ScriptError, match="Rank 2 runs pipeline stage 2, whose input shapes come from stage 1"):
         run_stage(2, 3, 8)
     assert dist.is_initialized()
+
+
+def test_greetings_are_received_as_they_are_sent(world):
+    """torch 2.9 sends its stage's number as int64 and receives a float32."""
+    world(rank=1, world_size=3)
+
+    def of_torch_2_9(_stage):
+        number, answer = torch.tensor(1), torch.zeros(1)
+        return [dist.P2POp(dist.irecv, answer, 0), dist.P2POp(dist.isend, number, 2), dist.P2POp(dist.irecv, answer, 2)]
+
+    assert [op.tensor.dtype for op in greetings(of_torch_2_9)(None)] == [torch.int64] * 3

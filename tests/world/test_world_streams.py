@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives  # registers the legacy namespace
-from conftest import device
+from virtual_rank import device
 
 
 def nccl(world, rank: int = 1, world_size: int = 4):
@@ -169,7 +169,7 @@ def test_host_time_is_the_scripts_alone(world):
     ticks = iter(range(0, 10**9, 1000))
     run = world()
     run.recorder.clock_ns = lambda: next(ticks)
-    run.recorder._host_ns, run.recorder._left_ns = 0, next(ticks)
+    run.recorder.host_ns, run.recorder._left_ns = 0, next(ticks)
     dist.all_reduce(torch.ones(4))
     dist.all_reduce(torch.ones(4))
     hosts = [r["host_us"] for r in run.records()]

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives  # registers the legacy namespace
-from conftest import device
+from virtual_rank import device
 
 from echo_hooks.world.functional import NAMESPACES, Functional
 from echo_hooks.world.group import RecordingGroup

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import device
+from virtual_rank import device
 
 from echo_hooks.world.values import reduce_name, reduce_values
 
@@ -110,6 +110,7 @@ def test_broadcast_keeps_own_value_and_counts_it(world):
     dist.broadcast(flags, 0)
     assert flags.tolist() == [1, 0, 7]
     assert run.assumed() == {"broadcast of int64 from rank 0": "as this rank's own"}
+    assert run.world.unanswered == {0}
 
 
 def test_broadcast_replays_the_donor(world):
@@ -118,7 +119,7 @@ def test_broadcast_replays_the_donor(world):
     run = world(rank=1)
     flags = torch.zeros(3, dtype=torch.int64)
     dist.broadcast(flags, 0)
-    assert flags.tolist() == [1, 0, 7] and not run.assumed()
+    assert flags.tolist() == [1, 0, 7] and not run.assumed() and not run.world.unanswered
 
 
 def test_donors_of_gather_reduce_and_all_to_all(world):

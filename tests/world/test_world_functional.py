@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from conftest import device
+from virtual_rank import device
 
 OPS = torch.ops._c10d_functional
 

@@ -35,7 +35,7 @@ def test_keys_of_ranks_traced_before(world):
 
 def test_unknown_key_raises_at_once_with_key_rank_and_line(world):
     world(rank=1)
-    with pytest.raises(ScriptError, match=r"Rank 1 asks the store for '\S*port' at test_store\.py:\d+"):
+    with pytest.raises(ScriptError, match=r"Rank 1 asks the store for '\S*port' at test_world_store\.py:\d+"):
         c10d._get_default_store().get("port")
     with pytest.raises(ScriptError, match="port"):
         c10d._get_default_store().wait(["port"], timedelta(hours=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import device
+from virtual_rank import device
 
 
 def test_parameters_are_verified_and_broadcast(world):
@@ -59,3 +59,22 @@ def test_gradients_of_uniform_ranks_keep_their_size(world, hook):
 
     world(rank=1)
     assert torch.allclose(gradient(True), gradient(False))  # DDP divides the sum by the world size
+
+
+def test_the_reducer_runs_without_data(world):
+    """One bucket with all weights, until the rebuild, which needs known values on the device."""
+    run = world(rank=1, backend="nccl", check_devices=False)
+    with torch.device("meta"):
+        layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(6)))
+    model = torch.nn.parallel.DistributedDataParallel(layers, static_graph=True)
+    for _ in range(2):
+        before = len(run.records())
+        model(device(2, 64)).sum().backward()
+    assert run.steps()[before:] == [
+        ("record_event", "default"),
+        ("wait_event", "comm:world"),
+        ("all_reduce", "comm:world"),
+        ("record_event", "comm:world"),
+        ("wait_event", "default"),
+    ]
+    assert run.records()[before + 2]["bytes"] == 6 * 64 * 64 * 4

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import device
 from torch.distributed.device_mesh import init_device_mesh
+from virtual_rank import device
 
 from echo_hooks.errors import UsageError
 
@@ -69,7 +69,7 @@ def test_every_group_is_in_the_table_of_every_rank(world):
         (2, "TENSOR", (2, 3), 1, 1),
         (3, "group3", (1, 3), 2, 0),
     ]
-    assert tables[0][3].site.startswith("test_groups.py:")
+    assert tables[0][3].site.startswith("test_world_groups.py:")
 
 
 def test_non_members_and_group_ranks(world):

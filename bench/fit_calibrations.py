@@ -1,0 +1,64 @@
+"""Makes echo_hooks/network/calibrations/*.toml from public sweeps.
+
+    python bench/fit_calibrations.py DATA
+
+DATA holds ``sweeps.csv`` (one point per row: sweep_id, collective, gpu, gpus, nodes, nccl_version, dtype, size_bytes,
+oop_time_us, ip_time_us, source_repo) and ``logs/nccl_{2,4,8,16}.log`` of NetX-lab/Echo. Rows whose source is not
+known are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from echo_hooks.hardware.cluster import load_cluster
+from echo_hooks.network.calibration import write_calibration
+from echo_hooks.network.fit import fit
+from echo_hooks.network.sweep_files import read_sweeps
+from echo_hooks.network.sweeps import Sweep
+
+OUT = Path(__file__).parent.parent / "echo_hooks" / "network" / "calibrations"
+AICONFIGURATOR = (
+    "ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0), nccl_perf.parquet of {system}: nccl-tests in one node, NCCL {v}"
+)
+ECHO = "NetX-lab/Echo 15f0d12c (MIT), nccl-test-log: all-reduce on 2 to 16 A100 40 GB of Azure ND A100 v4"
+# Calibration, cluster, prefix of the sweeps' ids.
+FROM_SWEEPS = (
+    ("a100-80gb", "a100-80gb:1x8", "aic_a100_sxm_2.27.3_", "a100_sxm", "2.27.3"),
+    ("h100-sxm", "h100-sxm:1x8", "aic_h100_sxm_2.29.2_", "h100_sxm", "2.29.2"),
+    ("h200-sxm", "h200-sxm:1x8", "aic_h200_sxm_2.29.2_", "h200_sxm", "2.29.2"),
+    ("b200", "b200:1x8", "aic_b200_sxm_2.29.2_", "b200_sxm", "2.29.2"),
+)
+# Nothing in the Echo logs says their version; their layout is that of nccl-tests before 2023.
+ECHO_VERSION = "2.18.3"
+
+
+def main(data: Path) -> None:
+    sweeps = read_sweeps(data / "sweeps.csv")
+    for name, cluster, prefix, system, version in FROM_SWEEPS:
+        ours = [s for s in sweeps if f"({prefix}" in s.source and s.dtype == "float16"]
+        write(name, ours, cluster, AICONFIGURATOR.format(system=system, v=version))
+    logs = [read_sweeps(data / "logs" / f"nccl_{n}.log")[0] for n in (2, 4, 8, 16)]
+    write("a100-40gb", logs, "a100-40gb:2x8", ECHO, ECHO_VERSION)
+    ours = [s for s in sweeps if "(aic_h100_sxm_2.29.2_" in s.source and s.dtype == "float16"]
+    write("h800", ours, "h100-sxm:1x8", "as h100-sxm: " + AICONFIGURATOR.format(system="h100_sxm", v="2.29.2"))
+
+
+def write(name: str, sweeps: list[Sweep], cluster: str, source: str, version: str = "") -> None:
+    fitted = fit(sweeps, load_cluster(cluster), nccl_version=version, name=name, source=source)
+    calibration = dataclasses.replace(
+        fitted.calibration, accelerator=name, nccl_version="" if version else fitted.calibration.nccl_version
+    )
+    path = OUT / f"{name}.toml"
+    write_calibration(calibration, path, "Made by bench/fit_calibrations.py; do not edit.")
+    print(f"{path.name}: {len(fitted.rows)} points of {len(sweeps)} sweeps, {fitted.unused} set by the host's launches")
+    for key in fitted.too_few:
+        print(f"  too few points of {' '.join(key).strip()}: at its prior")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(Path(sys.argv[1]))

@@ -30,7 +30,7 @@ def compilation_patches() -> list[Patch]:
 
 def compile(model=None, **options):
     """Stands in for torch.compile: the identity, also as a decorator with options."""
-    active().recorder.note(
+    active().note(
         "torch.compile was left out: the ops are those of the uncompiled model, without the fusion of its kernels"
     )
     return (lambda function: function) if model is None else model

@@ -69,7 +69,7 @@ class MemPool:
     def __init__(self, *args, **kwargs):
         MemPool._made += 1
         self.id = (0, MemPool._made)
-        active().recorder.note("private memory pools (torch.cuda.MemPool) are counted as part of the common pool")
+        active().note("private memory pools (torch.cuda.MemPool) are counted as part of the common pool")
 
     def use_count(self) -> int:
         return 1
@@ -111,11 +111,11 @@ def _raw_free(address: int) -> None:
 
 
 def _set_memory_fraction(fraction: float, device: int | None = None) -> None:
-    active().recorder.note(f"set_per_process_memory_fraction({fraction:g}) is left out of account")
+    active().note(f"set_per_process_memory_fraction({fraction:g}) is left out of account")
 
 
 def _no_history(*args, **kwargs) -> None:
-    active().recorder.note("CUDA memory history is not recorded: Echo's own memory report takes its place")
+    active().note("CUDA memory history is not recorded: Echo's own memory report takes its place")
 
 
 def _empty_snapshot(*args, **kwargs) -> dict[str, list]:

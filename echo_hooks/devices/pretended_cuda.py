@@ -17,7 +17,7 @@ from echo_hooks.devices.memory import memory_patches
 from echo_hooks.devices.native import NativeDevice
 from echo_hooks.devices.random import random_patches
 from echo_hooks.devices.recurrent import RecurrentKernels
-from echo_hooks.devices.state import DeviceState, activate
+from echo_hooks.devices.state import DeviceState, activate, is_active
 from echo_hooks.devices.streams import stream_patches
 from echo_hooks.devices.typed_tensors import typed_tensor_patches
 from echo_hooks.errors import UsageError
@@ -79,8 +79,8 @@ class PretendedCuda:
 
     def install(self) -> None:
         """Put the device in; the script may be run afterwards. Raises RuntimeError when one is in already."""
-        if self._installed:
-            raise RuntimeError("the pretended device is installed already")
+        if is_active():
+            raise RuntimeError("a pretended device is installed already")
         if torch.cuda.is_initialized():
             raise UsageError(
                 "this process has used a real GPU already: "
@@ -100,7 +100,7 @@ class PretendedCuda:
             self.remove()
             raise
         if self._state.accelerator.vendor == "amd":
-            self._state.recorder.note(
+            self._state.note(
                 f"{self._state.accelerator.name} answers through torch.cuda as a CUDA device; "
                 "branches of the script for ROCm (torch.version.hip) are not taken"
             )

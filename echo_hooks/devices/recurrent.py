@@ -34,7 +34,7 @@ class RecurrentKernels:
 
 def _cells(op):
     def run(*args):
-        active().recorder.note("recurrent layers are recorded cell by cell: cuDNN would run whole layers, faster")
+        active().note("recurrent layers are recorded cell by cell: cuDNN would run whole layers, faster")
         enabled = torch._C._get_cudnn_enabled()
         torch._C._set_cudnn_enabled(False)
         try:

@@ -24,6 +24,7 @@ class DeviceState:
         current_streams: by device, the id of the stream that work goes to (absent: the default stream, id 0).
         stream_numbers: by (device, stream id), the stream's number in the recorder's program.
         pool_position: by (device, pool), how many streams were handed out.
+        notes: what the report has to say about the device, whichever rank met it first.
         on_select: told of every change of the current device (the native part follows it).
     """
 
@@ -37,6 +38,7 @@ class DeviceState:
     current_streams: dict[int, int] = field(default_factory=dict)
     stream_numbers: dict[tuple[int, int], int] = field(default_factory=dict)
     pool_position: dict[tuple[int, int], int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     on_select: Callable[[int], None] = lambda index: None
 
     def retarget(self, recorder: Recorder, local_rank: int, allocator: CachingAllocator) -> None:
@@ -44,6 +46,14 @@ class DeviceState:
         self.recorder, self.local_rank, self.allocator = recorder, local_rank, allocator
         self.stream_numbers = {}
         self._tell_recorder()
+        for sentence in self.notes:  # e.g. of a framework imported before the fork
+            recorder.note(sentence)
+
+    def note(self, sentence: str) -> None:
+        """Something the report says once, for this rank and for those served later."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+        self.recorder.note(sentence)
 
     def select(self, index: int) -> int:
         """Make device ``index`` the current one; returns the former one."""
@@ -80,6 +90,11 @@ _ACTIVE: list[DeviceState] = []
 def activate(state: DeviceState | None) -> None:
     """Make ``state`` the one that the pretended names answer from; None when the simulation is over."""
     _ACTIVE[:] = [] if state is None else [state]
+
+
+def is_active() -> bool:
+    """Whether a pretended device is installed in this process."""
+    return bool(_ACTIVE)
 
 
 def active() -> DeviceState:

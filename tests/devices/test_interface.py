@@ -41,6 +41,11 @@ def test_a_process_that_has_used_a_gpu_is_refused(monkeypatch):
         PretendedCuda(Recorder(0, 8), H100, **ARGUMENTS).install()
 
 
+def test_one_device_at_a_time(installed):
+    with pytest.raises(RuntimeError, match="installed already"):
+        PretendedCuda(Recorder(0, 8), H100, **ARGUMENTS).install()
+
+
 def test_amd_answers_as_gfx942():
     mi300x = SimpleNamespace(**{**vars(H100), "name": "mi300x", "vendor": "amd", "compute_capability": None})
     found = properties(mi300x, 0)

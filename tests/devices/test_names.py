@@ -244,6 +244,10 @@ def test_retarget_serves_another_rank(cuda, recorder):
         cuda.retarget(other, 5, CachingAllocator(2**30))
         assert other.stream == side.echo_number == 1
         torch.cuda.Event().record()
+    torch.compile(records)
+    third = Recorder(rank=6, world_size=8)
+    cuda.retarget(third, 6, CachingAllocator(2**30))
+    assert [note for note in third.notes if "torch.compile" in note]
     assert records(recorder) == []
     assert records(other) == [("RECORD_EVENT", 1, 0)]
     assert other.program.streams == ["default", "stream 1"]

@@ -134,7 +134,8 @@ def _cudnn(r: Request) -> bool:
         and r.query.dtype in _HALF
         and r.query.dim() == 4
         and not torch.are_deterministic_algorithms_enabled()
-        and (r.dropout * 16).is_integer()  # the resolution of its dropout
+        # The resolution of its dropout. torch 2.11 does not ask: seen on an H200, as tests/devices/test_real_gpu.py.
+        and (r.release < (2, 12) or (r.dropout * 16).is_integer())
         and not (r.dropout > 0 and 91100 < r.cudnn < 91400)
         and _cudnn_takes_heads(r)
         and r.key.size(-2) > 1
@@ -154,6 +155,8 @@ def _cudnn_takes_heads(r: Request) -> bool:
         backward = max(head, value_head) <= 128 or (head, value_head) in ((192, 128), (256, 256))
         if r.requires_grad and not backward:
             return False
+    elif r.capability == (9, 0) and r.cudnn >= 91000 and r.release < (2, 12):
+        limit = 256  # seen on an H200 with torch 2.11 and cuDNN 9.19
     elif large and r.cudnn >= 91100 and (head, value_head) == (192, 128):
         limit = 192
     else:

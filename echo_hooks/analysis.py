@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from echo_hooks.compose import Variability, compose
-from echo_hooks.compose.check import check
 from echo_hooks.compose.result import Composition
-from echo_hooks.graph.problems import BROKEN_PLAN
+from echo_hooks.errors import UsageError
 from echo_hooks.graph.replicas import tokens_per_step
 from echo_hooks.graph.rundir import Run
 from echo_hooks.hardware.cluster import Cluster
@@ -50,14 +49,10 @@ def analyse(
     Raises UsageError for a run without measured steps whose communication shows no reason.
     """
     began = time.perf_counter()
-    problems = check(run.world_size, run.groups, run.roles, run.traces)
-    unpriced: list[str] = []
-    if any(problem.kind in BROKEN_PLAN for problem in problems):
-        composition = Composition(float("nan"), problems=problems)
-    else:
-        variability = Variability(seed=seed, jitter=jitter, most_records=None if jitter > 0.0 else BAND_RECORDS)
-        composition, unpriced = _compose(run, cluster, folded, slow_ranks, variability)
-        composition.problems += [p for p in problems if p.message not in {q.message for q in composition.problems}]
+    variability = Variability(seed=seed, jitter=jitter, most_records=None if jitter > 0.0 else BAND_RECORDS)
+    composition, unpriced = _compose(run, cluster, folded, slow_ranks, variability)
+    if not composition.timelines and not composition.problems:
+        raise UsageError(f"{run.path}: the run holds no measured step, so there is nothing to time")
     composed = time.perf_counter()
     timings = {
         "trace": sum(trace.trace_seconds for trace in run.traces.values()),

@@ -1,0 +1,54 @@
+"""analyse(): a run in which nothing was measured is an error, never a report without times and without a reason."""
+
+import numpy as np
+import pytest
+
+from echo_hooks.analysis import analyse
+from echo_hooks.errors import UsageError
+from echo_hooks.graph.ops import OpSignature
+from echo_hooks.graph.program import Kind
+from echo_hooks.graph.recorder import Recorder
+from echo_hooks.graph.roles import Role
+from echo_hooks.graph.rundir import RankTrace, Run
+from echo_hooks.hardware.cluster import load_cluster
+
+
+def idle(rank: int, call: str) -> RankTrace:
+    """A rank that made one collective and no step."""
+    recorder = Recorder(rank, 2)
+    recorder.groups.add((0, 1), name="world")
+    recorder.communication(
+        Kind.COLLECTIVE,
+        OpSignature(call, attrs=(("reduce", "sum"),) if call == "all_reduce" else ()),
+        group=0,
+        bytes=4,
+        dtype="float32",
+        seq=0,
+        peer=0 if call == "broadcast" else -1,
+        site=f"train.py:{rank + 1}",
+    )
+    whole = recorder.program.program()
+    events = {"record": np.zeros(0), "storage": np.zeros(0), "bytes": np.zeros(0)}
+    empty = whole.slice(1, 1)
+    return RankTrace(rank, empty, whole, recorder.ops.signatures, recorder.groups, events, steps=0)
+
+
+def run_of(tmp_path, calls: list[str]) -> Run:
+    traces = {rank: idle(rank, call) for rank, call in enumerate(calls)}
+    roles = [Role(f"rank {rank}", rank, (rank,), (rank,)) for rank in traces]
+    return Run(tmp_path, {"world_size": 2, "cluster": "h100-sxm:1x2"}, traces[0].groups, roles, traces)
+
+
+def test_no_measured_step_is_an_error(tmp_path):
+    run = run_of(tmp_path, ["all_reduce", "all_reduce"])
+    with pytest.raises(UsageError, match="holds no measured step"):
+        analyse(run, load_cluster("h100-sxm:1x2"))
+
+
+def test_calls_that_do_not_match_are_the_reason(tmp_path):
+    run = run_of(tmp_path, ["all_reduce", "broadcast"])
+    analysis = analyse(run, load_cluster("h100-sxm:1x2"))
+    (problem,) = analysis.report.problems
+    assert problem["kind"] == "mismatch"
+    assert "train.py:1" in problem["message"] and "train.py:2" in problem["message"]
+    assert analysis.report.step_time_ms is None

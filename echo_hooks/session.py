@@ -13,6 +13,7 @@ import time
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -21,8 +22,8 @@ from echo_hooks.capture.capture import Capture
 from echo_hooks.capture.overhead import entry_overhead_ns
 from echo_hooks.capture.plans import Planner
 from echo_hooks.capture.steps import StepsDone
+from echo_hooks.devices.accelerator_interface import open_device
 from echo_hooks.devices.allocator import CachingAllocator, allocator_settings
-from echo_hooks.devices.pretended_cuda import PretendedCuda
 from echo_hooks.devices.tensor_patches import patches as tensor_patches
 from echo_hooks.errors import EchoError, NothingSimulated, ScriptError
 from echo_hooks.graph.groups import GroupTable
@@ -54,6 +55,14 @@ class Job:
     out: str = ""
 
 
+class Hooks(Protocol):
+    """Something that is put in before the script runs and taken out exactly."""
+
+    def install(self) -> None: ...
+
+    def remove(self) -> None: ...
+
+
 class Stage:
     """The hooks of one process: the pretended device, torch's patches, the virtual world, the integrations.
 
@@ -67,7 +76,8 @@ class Stage:
         self.planner = Planner()
         self.integrations = integrations.load()
         recorder, allocator = self._recorder(0), self._allocator()
-        self.device = PretendedCuda(
+        self.device = open_device(
+            "pretended",
             recorder,
             self.accelerator,
             device_count=job.nproc_per_node,
@@ -80,7 +90,6 @@ class Stage:
         )
         self.overhead_ns = 0
         self._patches = PatchSet(tensor_patches())
-        self._watcher = integrations.ImportWatcher(self.integrations)
         self._installed = contextlib.ExitStack()
 
     def _recorder(self, rank: int) -> Recorder:
@@ -91,7 +100,9 @@ class Stage:
         return CachingAllocator(self.accelerator.memory_bytes, expandable_segments)
 
     def install(self) -> None:
-        for part in (self.device, self._patches, self.world, self._watcher):
+        late = integrations.late_patches(self.integrations)
+        parts: list[Hooks] = [self.device, self._patches, self.world, *late]
+        for part in parts:
             part.install()
             self._installed.callback(part.remove)
         self.overhead_ns = entry_overhead_ns(self.capture)

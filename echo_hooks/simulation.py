@@ -18,7 +18,7 @@ from echo_hooks.compose.roles import assign_roles
 from echo_hooks.errors import PlanError, UsageError
 from echo_hooks.graph.program import Kind
 from echo_hooks.graph.rundir import RankTrace, Run, read_run, write_groups, write_manifest, write_roles, write_trace
-from echo_hooks.hardware.cluster import load_cluster
+from echo_hooks.hardware.cluster import DEFAULT_PRESET, load_cluster
 from echo_hooks.report.report import Report
 from echo_hooks.session import Job, Stage, finished
 
@@ -44,7 +44,7 @@ def simulate(
     if steps < 1 or warmup_steps < 0:
         raise UsageError(f"steps is {steps} and warmup_steps {warmup_steps}: at least 1 and 0 are needed")
     per_node = nproc_per_node or min(world_size, 8)
-    text = cluster or f"h100-sxm:{-(-world_size // per_node)}x{per_node}"
+    text = cluster or f"{DEFAULT_PRESET}:{-(-world_size // per_node)}x{per_node}"
     described = load_cluster(text)
     if described.world_size < world_size:
         raise UsageError(f"cluster {text} has {described.world_size} accelerators, world_size is {world_size}")

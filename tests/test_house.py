@@ -25,6 +25,7 @@ SOURCES = {
 # face, echo_hooks/__init__.py.
 COLUMNS = (
     ("errors", "patching", "runner", "host_tensors"),
+    ("late",),
     ("integrations",),
     ("hardware",),
     ("graph",),
@@ -43,6 +44,7 @@ TORCH_FREE = (
     "errors",
     "patching",
     "runner",
+    "late",
     "integrations",
     "hardware",
     "graph",

@@ -82,7 +82,7 @@ class CaptureMode(TorchDispatchMode):
         tensors: list[torch.Tensor] = []
         plan = self.planner.plan(func, args, kwargs, tensors)
         self._record(plan)
-        result = self._build(plan.outputs, tensors, plan.device)
+        result = self._build(plan.outputs, tensors)
         constant = special.CONSTANTS.get(func)
         if constant is not None and isinstance(result, Pretended) and result.numel() <= shadows.INTEGERS_MAX_ELEMENTS:
             shadows.remember(result, shadows.writable(constant(args, kwargs, result)))
@@ -98,7 +98,7 @@ class CaptureMode(TorchDispatchMode):
             plan.op = plan.table.add(plan.signature)
         self.recorder.compute(plan.op)
 
-    def _build(self, spec: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
+    def _build(self, spec: Any, tensors: list[torch.Tensor]) -> Any:
         kind = type(spec)
         if kind is New:
             if spec.device.type == "meta":
@@ -117,9 +117,9 @@ class CaptureMode(TorchDispatchMode):
         if kind is Changed:
             return self._change(tensors[spec.tensor], spec)
         if kind is list:
-            return [self._build(item, tensors, device) for item in spec]
+            return [self._build(item, tensors) for item in spec]
         if kind is tuple:
-            return tuple([self._build(item, tensors, device) for item in spec])
+            return tuple([self._build(item, tensors) for item in spec])
         return spec
 
     def _change(self, tensor: torch.Tensor, spec: Changed) -> torch.Tensor:

@@ -158,6 +158,27 @@ def push(s: State, agent: int):
 
 
 @compiled
+def await_call(s: State, slot: int, agent: int, node: int):
+    """Hang an agent on a call; ``node`` is its place among all that may wait."""
+    s.pending[agent] += 1
+    s.node_agent[node] = agent
+    s.next_node[node] = s.head[slot]
+    s.head[slot] = node
+
+
+@compiled
+def wake(s: State, slot: int):
+    """A call is served: agents that wait for no other may go on."""
+    node = s.head[slot]
+    while node >= 0:
+        agent = s.node_agent[node]
+        s.pending[agent] -= 1
+        if s.pending[agent] == 0:
+            push(s, agent)
+        node = s.next_node[node]
+
+
+@compiled
 def _serve(ch: Channels, s: State, channel: int, repeat: int):
     """Settle the calls of a channel that are complete, in order, and free those that wait for them."""
     n = s.served[channel]
@@ -170,13 +191,7 @@ def _serve(ch: Channels, s: State, channel: int, repeat: int):
         s.slot_ready[slot] = ready
         s.slot_end[slot] = ready + s.slot_us[slot]
         s.channel_end[channel] = s.slot_end[slot]
-        node = s.head[slot]
-        while node >= 0:
-            agent = s.node_agent[node]
-            s.pending[agent] -= 1
-            if s.pending[agent] == 0:
-                push(s, agent)
-            node = s.next_node[node]
+        wake(s, slot)
         n += 1
     s.served[channel] = n
 
@@ -203,11 +218,7 @@ def _arrive(
         cost = k.cost0[c] + p.call_kind[call]
         s.slot_us[slot] = max(s.slot_us[slot], k.cost_us[cost] * p.call_share[call])
         if not k.buffered[cost]:
-            s.pending[agent] += 1
-            node = k.node0[c] + copy * calls + m
-            s.node_agent[node] = agent
-            s.next_node[node] = s.head[slot]
-            s.head[slot] = node
+            await_call(s, slot, agent, k.node0[c] + copy * calls + m)
         if s.arrived[slot] == ch.need[channel]:
             _serve(ch, s, channel, repeat)
     s.pending[agent] -= 1

@@ -26,12 +26,14 @@ from echo_hooks.compose.engine import (
     ON_RECORD,
     QUEUE_DEPTH,
     State,
+    await_call,
     compiled,
     complete,
     latest,
     new_state,
     push,
     run_host,
+    wake,
 )
 from echo_hooks.compose.interference import Interference
 from echo_hooks.compose.programs import CALL, RECORD, RUN, WAIT
@@ -265,11 +267,7 @@ def _arrive(
         s.slot_us[slot] = max(s.slot_us[slot], k.cost_us[cost] * p.call_share[call])
         q.latency_us[slot] = max(q.latency_us[slot], x.latency_us[cost] * p.call_share[call])
         if not k.buffered[cost]:
-            s.pending[agent] += 1
-            node = k.node0[c] + copy * calls + m
-            s.node_agent[node] = agent
-            s.next_node[node] = s.head[slot]
-            s.head[slot] = node
+            await_call(s, slot, agent, k.node0[c] + copy * calls + m)
         _next_call(k, ch, s, x, q, channel, repeat, now)
 
 
@@ -319,13 +317,7 @@ def _call_due(
     s.slot_end[slot] = now
     s.channel_end[channel] = now
     s.served[channel] += 1
-    node = s.head[slot]
-    while node >= 0:
-        agent = s.node_agent[node]
-        s.pending[agent] -= 1
-        if s.pending[agent] == 0:
-            push(s, agent)
-        node = s.next_node[node]
+    wake(s, slot)
     _next_call(k, ch, s, x, q, channel, repeat, now)
     _touch_members(k, s, q, slot)
 

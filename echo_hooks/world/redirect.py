@@ -14,10 +14,10 @@ from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
 
 from echo_hooks.errors import UsageError
+from echo_hooks.late import LatePatches
 from echo_hooks.patching import Patch
 from echo_hooks.world import ddp, pipelining
 from echo_hooks.world.group import RecordingGroup
-from echo_hooks.world.late import LatePatches
 from echo_hooks.world.objects import OBJECT_FUNCTIONS
 from echo_hooks.world.store import VirtualStore
 

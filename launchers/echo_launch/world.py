@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from echo_hooks.errors import UsageError
+from echo_hooks.hardware.cluster import DEFAULT_PRESET
 
-DEFAULT_ACCELERATOR = "h100-sxm"
 DEFAULT_PER_NODE = 8
 MAX_RANKS = 1_000_000
 """More ranks than any job has: beyond it a number is a typing error, and tables of all ranks would fill the memory."""
@@ -143,7 +143,7 @@ class _Described:
 
 def _default(world_size: int, per_node: int) -> World:
     """Nodes of the local accelerator's kind where Echo knows it, else of H100s."""
-    name, why = DEFAULT_ACCELERATOR, "the default, as no --cluster was given"
+    name, why = DEFAULT_PRESET, "the default, as no --cluster was given"
     local = local_accelerators()
     if local and (known := _known_accelerator(local[0])):
         name, why = known, f"as this machine has {local[0]} and no --cluster was given"

@@ -10,8 +10,8 @@ import torch.distributed as dist
 import torch.distributed.device_mesh
 from torch.distributed import distributed_c10d as c10d
 
+from echo_hooks.late import LatePatches
 from echo_hooks.world import redirect
-from echo_hooks.world.late import LatePatches
 
 ROOT = Path(__file__).resolve().parents[2]
 

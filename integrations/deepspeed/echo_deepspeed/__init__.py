@@ -7,17 +7,15 @@ from types import ModuleType
 import torch.distributed as dist
 
 from echo_hooks.integrations import Integration
-from echo_hooks.patching import Patch, PatchSet
+from echo_hooks.patching import Patch
 
 
-def _comm_torch(module: ModuleType):
+def _comm_torch(module: ModuleType) -> list[Patch]:
     """TorchBackend builds a shared-memory extension for CPU collectives with a compiler; nothing here would use it."""
-    patches = PatchSet([Patch(module, "build_shm_op", lambda _: lambda: None, "compiles an extension", "0.16")])
-    patches.install()
-    return patches.remove
+    return [Patch(module, "build_shm_op", lambda _: lambda: None, "compiles an extension", "0.16")]
 
 
-def _zero3_order(module: ModuleType):
+def _zero3_order(module: ModuleType) -> list[Patch]:
     """ZeRO-3 notes in which order the first step uses its parameters; as the next one begins, the ranks compare."""
 
     def compared_once(original):
@@ -27,18 +25,14 @@ def _zero3_order(module: ModuleType):
 
         return compare
 
-    patches = PatchSet(
-        [Patch(module, "assert_ints_same_as_other_ranks", compared_once, "no part of a step that repeats", "0.16")]
-    )
-    patches.install()
-    return patches.remove
+    return [Patch(module, "assert_ints_same_as_other_ranks", compared_once, "no part of a step that repeats", "0.16")]
 
 
 integration = Integration(
     name="deepspeed",
     frameworks=("deepspeed",),
     preload=("deepspeed",),
-    on_import={
+    patches={
         "deepspeed.comm.torch": _comm_torch,
         "deepspeed.runtime.zero.partitioned_param_coordinator": _zero3_order,
     },

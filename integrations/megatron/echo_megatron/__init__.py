@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from echo_hooks.integrations import Integration
-from echo_hooks.patching import Patch, PatchSet
+from echo_hooks.patching import Patch
 
 GROUP_NAMES = {
     # group_desc given by megatron.core.parallel_state -> the name Megatron's users have for it
@@ -35,7 +35,7 @@ GROUP_NAMES = {
 }
 
 
-def _torch_norm(module: ModuleType):
+def _torch_norm(module: ModuleType) -> list[Patch]:
     """WrappedTorchNorm refuses sequence parallelism, which Transformer Engine's and Apex's norms serve.
 
     The norm itself is the same; only its parameters must carry the mark by which their gradients are reduced over
@@ -57,21 +57,14 @@ def _torch_norm(module: ModuleType):
 
         return staticmethod(new)
 
-    patch = Patch(module.WrappedTorchNorm, "__new__", make, "sequence parallel norm without TE", "0.12")
-    return _install(patch)
+    return [Patch(module.WrappedTorchNorm, "__new__", make, "sequence parallel norm without TE", "0.12")]
 
 
-def _moe_utils(module: ModuleType):
+def _moe_utils(module: ModuleType) -> list[Patch]:
     """The router's GEMM looks up a name that is only bound where Transformer Engine imports."""
     if hasattr(module, "te_general_gemm"):
-        return None
-    return _install(Patch(module, "te_general_gemm", lambda _: None, "unbound without TE", "0.14", create=True))
-
-
-def _install(patch: Patch):
-    patches = PatchSet([patch])
-    patches.install()
-    return patches.remove
+        return []
+    return [Patch(module, "te_general_gemm", lambda _: None, "unbound without TE", "0.14", create=True)]
 
 
 integration = Integration(
@@ -86,7 +79,7 @@ integration = Integration(
         "megatron.core.pipeline_parallel",
         "megatron.core.distributed",
     ),
-    on_import={
+    patches={
         "megatron.core.transformer.torch_norm": _torch_norm,
         "megatron.core.transformer.moe.moe_utils": _moe_utils,
     },

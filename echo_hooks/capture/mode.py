@@ -85,7 +85,9 @@ class CaptureMode(TorchDispatchMode):
         result = self._build(plan.outputs, tensors)
         constant = special.CONSTANTS.get(func)
         if constant is not None and isinstance(result, Pretended) and result.numel() <= shadows.INTEGERS_MAX_ELEMENTS:
-            shadows.remember(result, shadows.writable(constant(args, kwargs, result)))
+            value = constant(args, kwargs, result)
+            if value is not None:
+                shadows.remember(result, shadows.writable(value))
         elif plan.shadowed or plan.written:
             self._shadow(plan, func, args, kwargs, tensors, result)
         return result
@@ -96,7 +98,10 @@ class CaptureMode(TorchDispatchMode):
         if plan.table is not self.recorder.ops:
             plan.table = self.recorder.ops
             plan.op = plan.table.add(plan.signature)
-        self.recorder.compute(plan.op)
+        if plan.device.type == "cpu":
+            self.recorder.host_work(plan.op, plan.signature.bytes_read + plan.signature.bytes_written)
+        else:
+            self.recorder.compute(plan.op)
 
     def _build(self, spec: Any, tensors: list[torch.Tensor]) -> Any:
         kind = type(spec)

@@ -40,7 +40,8 @@ class Job:
     """What all ranks of one simulated job share.
 
     ``cluster``: as given on the command line ("h800:12x8" or a file). ``out``: the run directory; payloads of ranks
-    traced before are kept below it ("" keeps none).
+    traced before are kept below it ("" keeps none). ``local_rank_argument``: the script's first argument is
+    --local_rank=N, as DeepSpeed's launcher has it.
     """
 
     world_size: int
@@ -49,6 +50,7 @@ class Job:
     script: str = ""
     args: tuple[str, ...] = ()
     module: bool = False
+    local_rank_argument: bool = False
     warmup_steps: int = 1
     steps: int = 1
     seed: int = 0
@@ -174,7 +176,8 @@ class Tracer:
         capture = stage.become(rank)
         capture.start()
         try:
-            run_script(job.script, list(job.args), job.module)
+            local_rank = [f"--local_rank={rank % job.nproc_per_node}"] if job.local_rank_argument else []
+            run_script(job.script, [*local_rank, *job.args], job.module)
         except StepsDone:
             pass
         except SystemExit as error:

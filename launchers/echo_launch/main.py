@@ -94,6 +94,7 @@ def _trace(launch: Launch, tracer: str, directory: RunDirectory) -> tuple[Run, T
         "script": launch.script,
         "args": launch.args,
         "module": launch.module,
+        "local_rank_argument": launch.local_rank_argument,
         "warmup_steps": launch.warmup_steps,
         "steps": launch.steps,
         "seed": launch.seed,

@@ -172,7 +172,6 @@ def test_sources_that_disagree_are_both_shown(words, environment, both):
         (["--world-size", "8", "--slow-rank", "8=1.1"], "8 is outside 0 to 7"),
         (["--world-size", "8", "--moe-skew", "2"], "not built yet"),
         (["--world-size", "8", "--executor", "ray"], "not built yet"),
-        (["--hostfile", "hosts"], "not built yet"),
         (["--world-sizes", "8"], "unrecognized arguments"),
         (["--world-size"], "no script"),
     ],

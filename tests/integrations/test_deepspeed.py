@@ -1,0 +1,153 @@
+"""DeepSpeed's engine on the pretended device: collectives, counts and bytes, as its documentation has them by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import communication
+
+pytest.importorskip("deepspeed")
+
+HIDDEN, LAYERS, VOCABULARY, SEQUENCE, BATCH, WORLD = 64, 2, 128, 32, 2, 4
+BLOCK = 2 * HIDDEN + (HIDDEN + 1) * 4 * HIDDEN + (4 * HIDDEN + 1) * HIDDEN
+EMBEDDING, HEAD = VOCABULARY * HIDDEN, (HIDDEN + 1) * VOCABULARY
+PARAMETERS = EMBEDDING + LAYERS * BLOCK + HEAD
+MODULES = 2 + 3 * LAYERS  # those that own parameters
+BF16, FP32, FLAG = 2, 4, 1
+ONE_RANK = ["--trace-ranks", "0"]
+
+# Every module gathers its parameters when it needs them and lets them go at once.
+NOTHING_KEPT = {
+    "stage": 3,
+    "stage3_param_persistence_threshold": 0,
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+    "stage3_prefetch_bucket_size": 0,
+}
+
+
+def train(simulate, zero: dict, *options: str, own=ONE_RANK, dtype="bf16") -> dict:
+    config = json.dumps({dtype: {"enabled": True}, "zero_optimization": zero})
+    return simulate("ds_training.py", WORLD, ["--config", config, *options], own)
+
+
+def test_stage_3_with_zero_init(simulate):
+    report = train(simulate, NOTHING_KEPT, "--zero-init")
+    assert communication(report) == {
+        ("world", "all_gather"): (2 * MODULES, 2 * BF16 * PARAMETERS),  # forward and backward
+        ("world", "reduce_scatter"): (1, BF16 * PARAMETERS),  # one bucket
+        ("world", "all_reduce"): (1, FP32 + FLAG + 3),  # squared norm and overflow, as float32
+    }
+    assert report["step_time_ms"] > 0
+
+
+def test_a_pipeline(simulate):
+    report = simulate("ds_pipeline.py", 4)
+    activation = BATCH * SEQUENCE * HIDDEN * BF16
+    stages = EMBEDDING + 2 * BLOCK, 2 * BLOCK + HEAD
+    for rank in range(4):
+        talk = communication(report, rank)
+        assert talk["world", "send"] == talk["world", "recv"] == (4, 4 * activation)
+        loss = rank // 2  # the last stage averages its loss first
+        assert talk["dp", "all_reduce"] == (1 + loss, BF16 * stages[rank // 2] + FP32 * loss)
+        assert talk["dp", "all_gather"] == (1, BF16 * stages[rank // 2])
+        assert talk["mp", "all_reduce"] == (1, FP32)  # the norm
+        assert talk["pp", "broadcast"] == (1, 2 * FP32)  # the losses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["torch", "FusedAdam", "Adam", "Lamb"])
+def test_stage_0(simulate, optimizer):
+    report = train(simulate, {"stage": 0}, "--optimizer", optimizer)
+    assert communication(report)["dp", "all_reduce"] == (1, BF16 * PARAMETERS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize(("dtype", "optimizer"), [("bf16", "FusedAdam"), ("fp16", "Lion"), ("bf16", "torch")])
+def test_stages_1_and_2(simulate, stage, dtype, optimizer):
+    """Gradients are summed to their owners by an all-reduce of the bucket; the owners' parameters are gathered."""
+    talk = communication(train(simulate, {"stage": stage}, "--optimizer", optimizer, dtype=dtype))
+    assert talk == {
+        ("dp", "all_reduce"): (3, BF16 * PARAMETERS + FP32 + FLAG),  # gradients, norm, overflow
+        ("dp", "all_gather"): (1, BF16 * PARAMETERS),
+    }
+
+
+@pytest.mark.slow
+def test_offload_of_the_optimizer(simulate):
+    """Gradients go to the host, parameters come back; the update itself is the host's."""
+    report = train(simulate, {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "--optimizer", "Adam",
+                   "--hidden", "1024")  # fmt: skip
+    said = " ".join(a["value"] for a in report["assumptions"])
+    assert "the host's own work on large tensors" in said
+    assert report["breakdown"]["host"] > 0
+
+
+@pytest.mark.slow
+def test_offload_of_parameters(simulate):
+    zero = {**NOTHING_KEPT, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}
+    report = train(simulate, zero, "--zero-init", "--optimizer", "Adam")
+    assert communication(report)["world", "all_gather"] == (2 * MODULES, 2 * BF16 * PARAMETERS)
+
+
+@pytest.mark.slow
+def test_quantized_weights(simulate):
+    """qwZ: each gather is one of 8-bit values and one of scales, a float32 for each group on each rank."""
+    report = train(simulate, {**NOTHING_KEPT, "zero_quantized_weights": True}, "--zero-init")
+    scales = FP32 * WORLD * MODULES  # every shard is small enough for one group
+    assert communication(report)["world", "all_gather"] == (4 * MODULES, 2 * (PARAMETERS + scales))
+
+
+@pytest.mark.slow
+def test_hierarchical_partitioning(simulate):
+    """hpZ: backward gathers within the node."""
+    talk = communication(train(simulate, {**NOTHING_KEPT, "zero_hpz_partition_size": 2}, "--zero-init",
+                               own=["--cluster", "h100-sxm:2x2", *ONE_RANK]))  # fmt: skip
+    assert talk["world", "all_gather"] == talk["hpz", "all_gather"] == (MODULES, BF16 * PARAMETERS)
+
+
+@pytest.mark.slow
+def test_quantized_gradients(simulate):
+    """qgZ: matrices go through two all-to-alls of 4-bit values, first in the node, then across; vectors do not."""
+    talk = communication(train(simulate, {**NOTHING_KEPT, "zero_quantized_gradients": True}, "--zero-init",
+                               own=["--cluster", "h100-sxm:2x2", *ONE_RANK]))  # fmt: skip
+    shapes = [(VOCABULARY, HIDDEN), *[(4 * HIDDEN, HIDDEN), (HIDDEN, 4 * HIDDEN)] * LAYERS, (VOCABULARY, HIDDEN)]
+    in_node = sum(m * n // 2 + FP32 * max(m, n) for m, n in shapes)  # a group for each row or column
+    across = sum(m * n // 4 + FP32 * max(m, n) // 2 for m, n in shapes)
+    assert talk["node", "all_to_all"] == (2 * len(shapes), in_node)
+    assert talk["across-nodes", "all_to_all"] == (2 * len(shapes), across)
+    vectors = PARAMETERS - sum(m * n for m, n in shapes)
+    assert talk["world", "reduce_scatter"] == (4 * LAYERS + 1, BF16 * vectors)
+
+
+@pytest.mark.slow
+def test_experts(simulate):
+    talk = communication(simulate("ds_moe.py", 4, [], ONE_RANK))
+    expert = (HIDDEN + 1) * 4 * HIDDEN + (4 * HIDDEN + 1) * HIDDEN
+    tokens = BATCH * SEQUENCE * HIDDEN * BF16
+    assert talk["ep", "all_to_all"] == (4, 4 * tokens)  # to the experts and back, forward and backward
+    assert talk["ep-dp", "all_reduce"] == (1, BF16 * 2 * expert)  # two of the four live here
+    assert talk["dp", "all_reduce"] == (1, BF16 * (EMBEDDING + HEAD + 4 * HIDDEN))  # and the gate
+
+
+@pytest.mark.slow
+def test_sequence_parallel_attention(simulate):
+    report = simulate("ds_ulysses.py", 4, [], ONE_RANK)
+    talk = communication(report)
+    assert talk["sp", "all_to_all"] == (8, 8 * BATCH * SEQUENCE * HIDDEN * BF16)  # q, k, v, output; twice
+    parameters = EMBEDDING + 3 * (HIDDEN + 1) * HIDDEN + (HIDDEN + 1) * HIDDEN + HEAD
+    assert talk["dp-sp", "all_gather"] == (1, BF16 * parameters)
+    assert report["tokens_per_second"] * report["step_time_ms"] / 1e3 == pytest.approx(4 * BATCH * SEQUENCE)
+
+
+@pytest.mark.slow
+def test_the_second_step_is_a_typical_one(simulate):
+    """The throughput timer synchronises from the third step on unless it is patched; ZeRO-3 plans in the first."""
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 10}
+    early, late = (
+        train(simulate, zero, "--zero-init", own=[*ONE_RANK, "--warmup-steps", n, "--steps", "2"]) for n in "13"
+    )
+    assert communication(early) == communication(late)
+    assert not [a for a in early["assumptions"] if "communicate" in a["value"]]

@@ -21,6 +21,7 @@ class Integration:
     ``preload``: modules worth importing then. ``patches``: module name -> function that gives the table of patches for
     the module, called right after it was imported.
     ``group_names``: group_desc -> the name reports use. ``environment``: variables set before the script starts.
+    ``explain``: the line of arithmetic behind an error of the script's, where its layout is what is wrong.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Integration:
     patches: Mapping[str, Callable[[ModuleType], list[Patch]]] = field(default_factory=dict)
     group_names: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    explain: Callable[[BaseException], str | None] | None = None
 
 
 def load() -> list[Integration]:

@@ -32,7 +32,7 @@ from echo_hooks.graph.rundir import RankTrace
 from echo_hooks.hardware.cluster import load_cluster
 from echo_hooks.patching import PatchSet
 from echo_hooks.runner import run_script
-from echo_hooks.world import PayloadStore, VirtualWorld, environment
+from echo_hooks.world import PayloadStore, VirtualWorld, environment, meshes
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,12 @@ class Stage:
                 result.setdefault(name, os.environ.get(name, value))
         return result
 
+    def explanation(self, error: BaseException) -> str:
+        """The line that says why a layout is illegal, to stand before the script's own traceback; "" for other errors."""
+        explainers = [meshes.explain, *(i.explain for i in self.integrations if i.explain is not None)]
+        line = next((line for explain in explainers if (line := explain(error))), None)
+        return f"layout: {line}\n" if line else ""
+
     def named(self, groups: GroupTable) -> GroupTable:
         """The groups under the names that the frameworks' users have for them."""
         names: dict[str, str] = {}
@@ -188,7 +194,8 @@ class Tracer:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            raise ScriptError(f"rank {rank}: {type(error).__name__}: {error}", rank, script_traceback(error)) from error
+            shown = stage.explanation(error) + script_traceback(error)
+            raise ScriptError(f"rank {rank}: {type(error).__name__}: {error}", rank, shown) from error
         finally:
             capture.stop()
             stage.world.payloads.save()

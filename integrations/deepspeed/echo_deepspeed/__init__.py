@@ -6,7 +6,7 @@ from types import ModuleType
 
 import torch.distributed as dist
 
-from echo_deepspeed import groups, op_builders
+from echo_deepspeed import groups, layout, op_builders
 from echo_hooks.integrations import Integration
 from echo_hooks.patching import Patch
 
@@ -70,4 +70,5 @@ integration = Integration(
         "deepspeed.runtime.zero.partitioned_param_coordinator": _zero3_order,
     },
     environment={"DS_ACCELERATOR": "cuda"},
+    explain=layout.explain,
 )

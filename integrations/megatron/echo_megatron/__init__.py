@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from echo_hooks.integrations import Integration
+from echo_megatron import layout
 from echo_hooks.patching import Patch
 
 GROUP_NAMES = {
@@ -84,4 +85,5 @@ integration = Integration(
         "megatron.core.transformer.moe.moe_utils": _moe_utils,
     },
     group_names=GROUP_NAMES,
+    explain=layout.explain,
 )

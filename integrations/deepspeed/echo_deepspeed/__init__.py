@@ -6,7 +6,7 @@ from types import ModuleType
 
 import torch.distributed as dist
 
-from echo_deepspeed import groups, layout, op_builders
+from echo_deepspeed import config, groups, layout, op_builders
 from echo_hooks.integrations import Integration
 from echo_hooks.patching import Patch
 
@@ -65,6 +65,8 @@ integration = Integration(
     patches={
         "deepspeed.comm.torch": _comm_torch,
         "deepspeed.ops.op_builder.builder": op_builders.patches,
+        "deepspeed.runtime.config": config.patches,
+        "accelerate.utils.dataclasses": config.plugin_patches,
         "deepspeed.utils.timer": _throughput_timer,
         "deepspeed.runtime.zero.utils": _zero_utils,
         "deepspeed.runtime.zero.partitioned_param_coordinator": _zero3_order,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from conftest import communication
@@ -15,6 +16,7 @@ EMBEDDING, HEAD = VOCABULARY * HIDDEN, (HIDDEN + 1) * VOCABULARY
 PARAMETERS = EMBEDDING + LAYERS * BLOCK + HEAD
 MODULES = 2 + 3 * LAYERS  # those that own parameters
 BF16, FP32, FLAG = 2, 4, 1
+EXAMPLES = Path(__file__).parents[2] / "examples"
 ONE_RANK = ["--trace-ranks", "0"]
 
 # Every module gathers its parameters when it needs them and lets them go at once.
@@ -151,3 +153,31 @@ def test_the_second_step_is_a_typical_one(simulate):
     )
     assert communication(early) == communication(late)
     assert not [a for a in early["assumptions"] if "communicate" in a["value"]]
+
+
+@pytest.mark.slow
+def test_stage_3_of_13_billion_parameters_on_64_ranks(simulate):
+    """GPT of 40 layers, hidden 5120 (13.1e9 parameters), by DeepSpeed's default sizes.
+
+    Vectors (norms; at most 1e5 elements) stay whole on every rank: after the update each is gathered by itself.
+    Matrices are gathered in forward and again in backward, those excepted that are alive then: at most 1e9 elements
+    (stage3_max_live_parameters). A gather carries one matrix, or several that are fetched ahead together.
+    """
+    layers, hidden, heads, sequence, vocabulary, ranks = 40, 5120, 40, 2048, 50304, 64
+    sizes = f"--layers {layers} --hidden {hidden} --heads {heads} --seq {sequence} --vocab {vocabulary} --micro-batch 1"
+    words = [*sizes.split(), "--zero", "3", "--micro-batches", "1"]
+    report = simulate(EXAMPLES / "train_deepspeed.py", ranks, words, ["--trace-ranks", "0,63"])
+    talk = communication(report)
+    elements = layers * 12 * hidden**2 + 2 * vocabulary * hidden + sequence * hidden
+    matrices, vectors = layers * 6 + 3, layers * 4 + 2
+    parameters = elements + vectors * hidden
+    assert parameters == 13_109_340_160
+    assert talk["world", "reduce_scatter"][1] == BF16 * parameters
+    assert talk["world", "all_reduce"] == (1, 8)
+    calls, gathered = talk["world", "all_gather"]
+    kept = 2 * BF16 * elements + BF16 * vectors * hidden - gathered
+    assert 0 < kept <= BF16 * 10**9
+    assert vectors + matrices < calls <= vectors + 2 * matrices
+    assert [role["ranks"] for role in report["roles"]] == [list(range(ranks))]
+    # Weights of 2 bytes, a 32-bit copy and two moments, sharded; vectors whole.
+    assert report["roles"][0]["peak_allocated_bytes"] > 14 * elements / ranks

@@ -17,7 +17,7 @@ from echo_hooks.network.model import CommunicationModel
 from echo_hooks.report.quantities import ranks_text
 from echo_hooks.report.report import Report, build_report
 from echo_hooks.timing import fill_durations
-from echo_hooks.timing.host import settle_host_times
+from echo_hooks.timing.host import add_communication_calls, settle_host_times
 
 BAND_RECORDS = 16_000_000
 """Records simulated for a band that nobody asked for: a few seconds. With jitter asked for there is no limit."""
@@ -74,8 +74,14 @@ def _compose(
 ) -> tuple[Composition, list[str]]:
     """The composition, and the names of ops whose duration is a guess."""
     traces = list(run.traces.values())
-    settle_host_times(traces)
-    unpriced = sorted({name for trace in traces for name in fill_durations(trace, cluster.accelerator)})
+    executed = run.manifest.get("timing") == "execute"
+    unpriced: list[str] = []
+    if executed:
+        for trace in traces:
+            add_communication_calls(trace)
+    else:
+        settle_host_times(traces)
+        unpriced = sorted({name for trace in traces for name in fill_durations(trace, cluster.accelerator)})
     composition = compose(
         run.world_size,
         run.groups,
@@ -84,7 +90,7 @@ def _compose(
         CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {})),
         folded=folded,
         accelerators_per_node=cluster.accelerators_per_node,
-        host_launch_us=cluster.accelerator.host_launch_us,
+        host_launch_us=0.0 if executed else cluster.accelerator.host_launch_us,
         slow_ranks=slow_ranks,
         variability=variability,
         slack=True,

@@ -38,6 +38,7 @@ class Launch:
     quiet: bool
     jitter: float = 0.0
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
+    timing: str = "auto"
     notes: tuple[str, ...] = field(default=())
 
 
@@ -85,6 +86,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
         json=options.json,
         quiet=options.quiet,
         jitter=parse_jitter(options.jitter),
+        timing=options.timing,
         slow_ranks=parse_slow(options.slow_node, options.slow_rank, world.world_size, world.nproc_per_node),
     )
 
@@ -241,7 +243,7 @@ def _refuse_unbuilt(options: argparse.Namespace) -> None:
     for name in _UNBUILT:
         if getattr(options, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is not built yet: leave it out")
-    if options.timing in ("execute", "profile"):
+    if options.timing == "profile":
         raise UsageError(f"--timing {options.timing} is not built yet: use --timing model")
     if options.overlap != "none":
         raise UsageError(f"--overlap {options.overlap} is not built yet: use --overlap none")

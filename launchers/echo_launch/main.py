@@ -17,11 +17,12 @@ from rich.console import Console
 
 import echo_hooks
 from echo_hooks.compose.roles import RankFacts, roles_from_facts
-from echo_hooks.errors import EchoError, NothingSimulated, PlanError, ScriptError
+from echo_hooks.errors import EchoError, ExecuteFailed, NothingSimulated, PlanError, ScriptError
 from echo_hooks.graph.problems import BROKEN_PLAN, rank_ranges
 from echo_hooks.graph.rundir import Run, read_run, write_groups, write_manifest, write_roles
 from echo_launch.arguments import Launch, parse
 from echo_launch.directory import RunDirectory
+from echo_launch.mode import Mode, choose_mode, next_best
 from echo_launch.pool import TRACER, LocalPool
 from echo_launch.progress import TracingProgress
 from echo_launch.schedule import Schedule
@@ -86,6 +87,22 @@ def _simulate(launch: Launch, tracer: str, finish: Callable[[Run, Launch], Outco
 
 
 def _trace(launch: Launch, tracer: str, directory: RunDirectory) -> tuple[Run, Traced]:
+    """In the launch's mode of timing, or where that cannot be, in the next best one."""
+    mode = choose_mode(launch.timing)
+    if mode.note:
+        _say(mode.note)
+    if mode.timing != "execute":
+        return _trace_as(launch, tracer, directory, mode)
+    try:
+        return _trace_as(launch, tracer, directory, mode)
+    except ExecuteFailed as error:
+        mode = next_best(str(error))
+        _say(mode.note)
+        directory.clear()
+        return _trace_as(launch, tracer, directory, mode)
+
+
+def _trace_as(launch: Launch, tracer: str, directory: RunDirectory, mode: Mode) -> tuple[Run, Traced]:
     world = launch.world
     job = {
         "world_size": world.world_size,
@@ -98,6 +115,7 @@ def _trace(launch: Launch, tracer: str, directory: RunDirectory) -> tuple[Run, T
         "steps": launch.steps,
         "seed": launch.seed,
         "out": str(directory.path),
+        "timing": mode.timing,
     }
     schedule = Schedule(world.world_size, world.nproc_per_node, launch.trace_ranks)
     shown_rank = -1 if launch.quiet else schedule.first().ranks[0][0]
@@ -106,15 +124,16 @@ def _trace(launch: Launch, tracer: str, directory: RunDirectory) -> tuple[Run, T
         progress.say(f"simulating {world.world_size} ranks, {world.nproc_per_node} a node, on {world.cluster}")
         if world.note:
             progress.say(world.note)
-        with LocalPool(job, tracer=tracer, shown_rank=shown_rank, stdout=stdout) as pool:
-            traced = trace_ranks(pool, schedule, directory.path, launch.jobs, progress.traced)
+        with LocalPool(job, tracer=tracer, shown_rank=shown_rank, stdout=stdout, gpu=mode.gpu) as pool:
+            jobs = 1 if mode.timing == "execute" else launch.jobs
+            traced = trace_ranks(pool, schedule, directory.path, jobs, progress.traced)
             versions = pool.versions
     for sentence in traced.unsettled:
         _say(sentence)
     write_groups(directory.path, traced.groups)
     roles = roles_from_facts(traced.facts, traced.groups, world.world_size, world.nproc_per_node)
     write_roles(directory.path, roles)
-    write_manifest(directory.path, manifest(launch, traced, versions))
+    write_manifest(directory.path, manifest(launch, traced, versions, mode))
     return read_run(directory.path), traced
 
 
@@ -156,7 +175,7 @@ def compose_and_report(run: Run, launch: Launch) -> Outcome:
     )
 
 
-def manifest(launch: Launch, traced: Traced, versions: Mapping[str, str]) -> dict[str, Any]:
+def manifest(launch: Launch, traced: Traced, versions: Mapping[str, str], mode: Mode) -> dict[str, Any]:
     """What is written last: its presence says that the run is whole."""
     world = launch.world
     return {
@@ -170,11 +189,12 @@ def manifest(launch: Launch, traced: Traced, versions: Mapping[str, str]) -> dic
         "warmup_steps": launch.warmup_steps,
         "steps": launch.steps,
         "seed": launch.seed,
+        "timing": mode.timing,
         "versions": {"echo-hooks": echo_hooks.__version__, **versions, **traced.packages},
         "traced_ranks": sorted(traced.facts),
         "traced_because": {str(rank): traced.reasons[rank] for rank in sorted(traced.facts)},
         "traced_twice": traced.retraced,
-        "assumptions": [*([world.note] if world.note else []), *traced.unsettled],
+        "assumptions": [*(note for note in (world.note, mode.note) if note), *traced.unsettled],
         "made_up_values": _made_up_values(traced.facts),
         "nccl_environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("NCCL_")},
         "peak_rss_bytes": traced.peak_rss_bytes,

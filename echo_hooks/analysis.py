@@ -39,18 +39,20 @@ def analyse(
     slow_ranks: Mapping[int, float] | None = None,
     jitter: float = 0.0,
     seed: int = 0,
+    host_speed: float = 1.0,
 ) -> Analysis:
     """Compose ``run`` on ``cluster`` (of at least its world size) and report on it.
 
     ``slow_ranks``: factor on the kernel times by rank. ``jitter``: sigma of the noise of single kernels; ``seed``: of
-    the step time's band.
+    the step time's band. ``host_speed``: how many times as fast as the tracing machine's the target's processor runs
+    the script's host code.
 
     Communication that does not fit together, set-up and warm-up included, gives a report with problems and no times.
     Raises UsageError for a run without measured steps whose communication shows no reason.
     """
     began = time.perf_counter()
     variability = Variability(seed=seed, jitter=jitter, most_records=None if jitter > 0.0 else BAND_RECORDS)
-    composition, unpriced = _compose(run, cluster, folded, slow_ranks, variability)
+    composition, unpriced = _compose(run, cluster, folded, slow_ranks, variability, host_speed)
     if not composition.timelines and not composition.problems:
         raise UsageError(f"{run.path}: the run holds no measured step, so there is nothing to time")
     composed = time.perf_counter()
@@ -63,6 +65,8 @@ def analyse(
     run.manifest["tokens_per_step"] = tokens
     report = build_report(run, composition, cluster, timings=timings)
     report.assumptions.extend(_note("note", sentence) for sentence in _slowed(slow_ranks))
+    if host_speed != 1.0:
+        report.assumptions.append(_note("note", f"as asked for, host code runs {host_speed:g} times as fast as here"))
     report.assumptions.append(_note("note", f"tokens per second: {counted}"))
     report.assumptions.extend(_note("op priced by its bytes alone", name) for name in unpriced)
     report.timings["report"] = time.perf_counter() - composed
@@ -70,7 +74,12 @@ def analyse(
 
 
 def _compose(
-    run: Run, cluster: Cluster, folded: bool, slow_ranks: Mapping[int, float] | None, variability: Variability
+    run: Run,
+    cluster: Cluster,
+    folded: bool,
+    slow_ranks: Mapping[int, float] | None,
+    variability: Variability,
+    host_speed: float,
 ) -> tuple[Composition, list[str]]:
     """The composition, and the names of ops whose duration is a guess."""
     traces = list(run.traces.values())
@@ -82,6 +91,8 @@ def _compose(
     else:
         settle_host_times(traces)
         unpriced = sorted({name for trace in traces for name in fill_durations(trace, cluster.accelerator)})
+    for trace in traces:
+        trace.program.columns["host_us"] = trace.program.host_us / host_speed
     composition = compose(
         run.world_size,
         run.groups,
@@ -90,7 +101,7 @@ def _compose(
         CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {})),
         folded=folded,
         accelerators_per_node=cluster.accelerators_per_node,
-        host_launch_us=0.0 if executed else cluster.accelerator.host_launch_us,
+        host_launch_us=0.0 if executed else cluster.accelerator.host_launch_us / host_speed,
         slow_ranks=slow_ranks,
         variability=variability,
         slack=True,

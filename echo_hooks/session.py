@@ -274,9 +274,6 @@ class Tracer:
 def finished(stage: Stage | LiveStage, seconds: float) -> RankTrace:
     """The trace of the stage's rank; NothingSimulated (with the trace) when it lacks measured steps."""
     trace = stage.capture.trace(seconds)
-    if isinstance(stage, LiveStage):
-        _dump(stage.capture)
-        print("ECHO-SECONDS", trace.rank, {k: round(v, 2) for k, v in stage.capture.seconds.items()}, round(seconds, 2), file=sys.stderr)
     stage.named(trace.groups)
     missing = stage.capture.missing_steps()
     if missing is not None and stage.job.timing == "execute" and stage.capture.boundaries:
@@ -326,16 +323,3 @@ def _seed(seed: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed % 2**32)
-
-
-def _dump(capture):
-    import gzip, pickle
-    where = os.environ.get("ECHO_DUMP")
-    if not where or capture.events is None:
-        return
-    r = capture.recorder
-    data = dict(events=capture.events, probes=capture.probes, boundaries=capture.boundaries, spans=r.spans, rows=r.program._rows,
-                strings=r.program.strings, streams=r.program.streams, ops=r.ops.signatures, groups=r.groups, base=capture.profiler.base_ns,
-                next_event=r._next_event, warmup=capture.warmup, timed=capture.timed, first=capture.first_captured, seconds=capture.seconds, memory=capture.memory, rank=r.rank, world=r.world_size)
-    with gzip.open(os.path.join(where, f"{os.environ.get('ECHO_NAME','x')}.{r.rank}.pkl.gz"), "wb", compresslevel=3) as f:
-        pickle.dump(data, f)

@@ -14,6 +14,7 @@ from echo_hooks.capture.live import LiveRecorder
 from echo_hooks.capture.measured_steps import Boundary, StepReader
 from echo_hooks.capture.profiler import Profiler
 from echo_hooks.capture.steps import StepsDone
+from echo_hooks.capture.work import WorkCounter
 from echo_hooks.devices.real_cuda import RealCuda, stream_objects
 from echo_hooks.errors import ExecuteFailed
 from echo_hooks.graph.kineto_events import Events
@@ -53,6 +54,7 @@ class ExecuteCapture:
         self.seconds: dict[str, float] = {}
         self.overhead_us = 0.0
         self.on_first_backward: Callable[[], None] = lambda: None
+        self.work = WorkCounter()
         self._began = time.perf_counter()
         self._pending: Boundary | None = None
         self._counted: int | None = None
@@ -81,6 +83,7 @@ class ExecuteCapture:
         self._patches.install()
 
     def stop(self) -> None:
+        self.work.stop()
         self._patches.remove()
         for handle in self._handles:
             handle.remove()
@@ -148,6 +151,10 @@ class ExecuteCapture:
             return
         self._close()
         made = len(self.boundaries)
+        if made == 1:
+            self.work.start()
+        elif made == 2:
+            self.work.stop()
         if made >= self.wanted:
             self._end_profile()
             raise StepsDone
@@ -160,6 +167,8 @@ class ExecuteCapture:
         self._pending = None
 
     def _begin_profile(self) -> None:
+        if self.profiler.device == "cuda" and not torch.cuda.is_initialized():
+            raise ExecuteFailed(f"rank {self.recorder.rank}: the script trains without using the GPU")
         began = time.perf_counter()
         self.seconds["warm-up and timed steps"] = began - self._began - sum(self.seconds.values())
         _synchronize()
@@ -225,6 +234,7 @@ class ExecuteCapture:
         for sentence in step.notes:
             recorder.note(sentence)
         before = len(recorder.program)
+        step.rows[1:1] = self.work.rows(recorder.ops)
         step.append_to(recorder)
         whole = recorder.program.program()
         self.seconds["read"] = time.perf_counter() - began
@@ -245,6 +255,7 @@ class ExecuteCapture:
             assumptions=sorted(recorder.assumptions.values(), key=lambda a: (a.kind, a.site, a.value)),
             notes=list(recorder.notes),
             steps=steps,
+            tokens_per_step=self.work.tokens if steps else 0,
             trace_seconds=trace_seconds,
         )
 

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from echo_hooks.errors import UsageError
-from echo_launch.variations import JITTER_HELP, SLOW_NODE_HELP, SLOW_RANK_HELP, parse_jitter, parse_slow
+from echo_launch.variations import (
+    HOST_SPEED_HELP,
+    JITTER_HELP,
+    SLOW_NODE_HELP,
+    SLOW_RANK_HELP,
+    parse_host_speed,
+    parse_jitter,
+    parse_slow,
+)
 from echo_launch.world import MAX_DIGITS, World, resolve_world
 
 _TORCHRUN = "torchrun options"
@@ -22,7 +30,8 @@ _OWN = "simulation options (with --simulate)"
 @dataclass(frozen=True)
 class Launch:
     """A checked command line. ``trace_ranks``: None for Echo's choice. ``jobs``: ranks traced at once. ``jitter``:
-    sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank."""
+    sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank. ``host_speed``: of the
+    target's processor, relative to this machine's."""
 
     world: World
     script: str
@@ -39,6 +48,7 @@ class Launch:
     jitter: float = 0.0
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
     timing: str = "auto"
+    host_speed: float = 1.0
     notes: tuple[str, ...] = field(default=())
 
 
@@ -87,6 +97,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
         quiet=options.quiet,
         jitter=parse_jitter(options.jitter),
         timing=options.timing,
+        host_speed=parse_host_speed(options.host_speed),
         slow_ranks=parse_slow(options.slow_node, options.slow_rank, world.world_size, world.nproc_per_node),
     )
 
@@ -171,6 +182,7 @@ def _parser() -> _Parser:
     _add(own, "--jitter", metavar="SIGMA", help=JITTER_HELP)
     _add(own, "--slow-node", action="append", metavar="NODE=FACTOR", help=SLOW_NODE_HELP)
     _add(own, "--slow-rank", action="append", metavar="RANK=FACTOR", help=SLOW_RANK_HELP)
+    _add(own, "--host-speed", metavar="FACTOR", help=HOST_SPEED_HELP)
     _add(own, "--moe-skew", help="uneven load of experts")
     _add(own, "--hostfile", help="hosts and slots, as DeepSpeed writes them")
     _add(own, "--json", action="store_true", help="print report.json; the script's own output goes to stderr")

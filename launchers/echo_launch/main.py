@@ -165,6 +165,7 @@ def compose_and_report(run: Run, launch: Launch) -> Outcome:
         slow_ranks=launch.slow_ranks,
         jitter=launch.jitter,
         seed=launch.seed,
+        host_speed=launch.host_speed,
     )
     report = analysis.report
     write_files(run.path, run, analysis.composition, report)

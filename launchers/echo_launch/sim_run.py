@@ -24,7 +24,7 @@ from echo_hooks.report.quantities import bytes_text, duration_text, percent_text
 from echo_hooks.report.report import PERFETTO_FILE, REPORT_FILE, Report, read_report
 from echo_hooks.report.terminal import print_report
 from echo_hooks.report.text import line, row, show, table
-from echo_launch.variations import parse_jitter, parse_slow
+from echo_launch.variations import parse_host_speed, parse_jitter, parse_slow
 
 if TYPE_CHECKING:
     from echo_hooks.analysis import Analysis
@@ -71,7 +71,7 @@ def compose(arguments: argparse.Namespace) -> int:
     clusters = arguments.cluster
     if arguments.output is not None and len(clusters) > 1:
         raise UsageError(f"-o {arguments.output}: one directory holds one cluster's report; {len(clusters)} were given")
-    jitter = parse_jitter(arguments.jitter)
+    jitter, host_speed = parse_jitter(arguments.jitter), parse_host_speed(arguments.host_speed)
     if arguments.seed < 0:
         raise UsageError(f"--seed {arguments.seed}: a whole number from 0 is needed")
     reports = []
@@ -80,7 +80,13 @@ def compose(arguments: argparse.Namespace) -> int:
         described = _cluster(run, text)
         slow = parse_slow(arguments.slow_node, arguments.slow_rank, run.world_size, described.accelerators_per_node)
         analysis = _analyse(
-            run, described, folded=not arguments.unfolded, slow_ranks=slow, jitter=jitter, seed=arguments.seed
+            run,
+            described,
+            folded=not arguments.unfolded,
+            slow_ranks=slow,
+            jitter=jitter,
+            seed=arguments.seed,
+            host_speed=host_speed,
         )
         reports.append(analysis.report)
         if arguments.output is not None:

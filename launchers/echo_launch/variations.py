@@ -1,4 +1,4 @@
-"""--jitter, --slow-node and --slow-rank: what may differ from the modelled machine, checked and in plain numbers."""
+"""--jitter, --slow-node, --slow-rank and --host-speed: what may differ from the modelled machine, checked and in plain numbers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,27 @@ SLOW_NODE_HELP = (
     "NODE=FACTOR, nodes from 0: kernels there take FACTOR times as long, such as 3=1.1 or 0-2=1.05; repeatable"
 )
 SLOW_RANK_HELP = "RANK=FACTOR, the same for single ranks; repeatable"
+
+HOST_SPEED_HELP = (
+    "how many times as fast as this machine's processor the target's runs the script's host code, such as 1.2 or 0.8 "
+    "(default: 1)"
+)
+HOST_SPEEDS = (0.01, 100.0)
+"""Beyond it a factor is a typing error."""
+
+
+def parse_host_speed(text: str | None) -> float:
+    """UsageError unless a number within HOST_SPEEDS."""
+    if text is None:
+        return 1.0
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = math.nan
+    low, high = HOST_SPEEDS
+    if not low <= factor <= high:
+        raise UsageError(f"--host-speed {text}: a factor from {low:g} to {high:g} is needed, such as 1.2")
+    return factor
 
 
 def parse_jitter(text: str | None) -> float:

@@ -28,6 +28,7 @@ _CSV = {
     "version": ("nccl_version",),
     "accelerator": ("gpu", "accelerator", "device"),
     "run": ("sweep_id", "tag", "run"),
+    "environment": ("environment",),
 }
 _CSV_TIMES = ("time_us", "oop_time_us", "ip_time_us", "time")
 
@@ -226,17 +227,23 @@ def _read_csv(text: str, source: str, collective: str | None) -> Iterator[Sweep]
                 continue
             key = (
                 cell["run"], name, _whole(cell["ranks"]) or 0, _whole(cell["nodes"]) or 0,
-                dtype_name(cell["dtype"]), cell["version"], cell["accelerator"],
+                dtype_name(cell["dtype"]), cell["version"], cell["accelerator"], cell["environment"],
             )  # fmt: skip
             groups.setdefault(key, []).append((size, min(known)))
     except csv.Error as error:
         raise UsageError(f"{source}: not valid CSV ({error})") from None
-    for (run, name, ranks, nodes, dtype, version, accelerator), points in groups.items():
+    for (run, name, ranks, nodes, dtype, version, accelerator, environment), points in groups.items():
         yield Sweep(
             name, ranks, nodes, tidy(points), dtype, "kernel" if kernel else "stream",
             nccl_version=version if version[:1].isdigit() else "", accelerator=accelerator,
-            source=f"{source} ({run})" if run else source, rejected=rejected,
+            source=f"{source} ({run})" if run else source, rejected=rejected, environment=_variables(environment),
         )  # fmt: skip
+
+
+def _variables(text: str) -> tuple[tuple[str, str], ...]:
+    """NAME=VALUE;NAME=VALUE, as bench/gpu/nccl_sweep.py writes them."""
+    pairs = (part.split("=", 1) for part in text.split(";") if "=" in part)
+    return tuple(sorted((name.strip(), value.strip()) for name, value in pairs))
 
 
 # ---- cells ----

@@ -101,7 +101,7 @@ def sweep_all(protocol: str, world: int, options: argparse.Namespace, table: Tab
         members = list(range(world))
         group = Group(world, dist.new_group(members, backend="nccl" if cuda else "gloo"), cuda)
         for name in options.collectives:
-            if protocol != "default" and name not in _RULED or name in _OF_TWO and world != 2:
+            if (protocol != "default" and name not in _RULED) or (name in _OF_TWO and world != 2):
                 continue
             # Rank 0 decides for all, whose clocks differ.
             go = [time.monotonic() - started < options.seconds]
@@ -121,7 +121,7 @@ def sweep_all(protocol: str, world: int, options: argparse.Namespace, table: Tab
 def sweep(name: str, tag: str, group: Group, options: argparse.Namespace) -> list[dict[str, object]]:
     dtype = getattr(torch, options.dtype)
     unit = group.world * dtype.itemsize
-    chosen = [size for size in sizes(options.min_bytes, options.max_bytes) if size % unit == 0]
+    chosen = sorted({size // unit * unit for size in sizes(options.min_bytes, options.max_bytes) if size >= unit})
     times, failure = None, ""
     if dist.get_rank() < group.world:
         try:
@@ -261,7 +261,7 @@ class Table:
     """The CSV, written by rank 0 as it goes. The column of times says which clock it was: kernel_us or time_us."""
 
     def __init__(self, path: str):
-        self._file = open(path, "w", newline="", encoding="utf-8") if dist.get_rank() == 0 else None
+        self._file = open(path, "w", newline="", encoding="utf-8") if dist.get_rank() == 0 else None  # noqa: SIM115
         cuda = torch.cuda.is_available()
         self._about: dict[str, object] = {
             "gpu": torch.cuda.get_device_name() if cuda else "cpu",

@@ -46,7 +46,8 @@ class CommunicationModel:
     """Costs on ``cluster`` with NCCL ``nccl_version`` (Ascend: HCCL), under the job's ``environment`` (NCCL_*, HCCL_*).
 
     ``calibration``: left out, the one that comes with the accelerator, or NCCL's own numbers (``Calibration()``).
-    ``printed``: tuning tables of the real library (``nccl_tuning_log``), which decide for groups of their size.
+    ``printed``: tuning tables of the real library (``nccl_tuning_log``), which decide for groups of their size; left
+    out, the calibration's.
     ``resources``: the links that ``Cost.loads`` index. ``notes``: what a reader of the numbers should know. Costs
     are remembered, and equal for groups that lie alike.
     Raises UsageError for an unknown version and for a variable that NCCL would refuse.
@@ -65,11 +66,12 @@ class CommunicationModel:
         self.cluster = cluster
         self.nccl_version = nccl_version
         self._environment = read_environment(environment)
-        # Durations are built on one version: what a hop takes does not depend on what NCCL thought of it.
-        self._rules = Rules(tables(nccl_version), tables("2.30"), self._environment, tuple(printed))
         if calibration is None:
             calibration = shipped_calibration(cluster.accelerator.name) or Calibration()
         self.calibration = calibration
+        # Durations are built on one version: what a hop takes does not depend on what NCCL thought of it.
+        decide = tuple(printed) or calibration.tables
+        self._rules = Rules(tables(nccl_version), tables("2.30"), self._environment, decide)
         self.notes = _notes(calibration, cluster, nccl_version)
         self._links = Links(cluster)
         self._placements: dict[tuple[int, ...], Placement] = {}

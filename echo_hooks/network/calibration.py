@@ -35,14 +35,14 @@ Key = tuple[str, str, str, str]  # scope ("node" or "network"), algorithm, proto
 @dataclass(frozen=True)
 class Scaling:
     """Multiplies the parts of a duration (``durations.Parts``); ``channel_us`` is us per channel. The defaults are
-    NCCL's own numbers."""
+    NCCL's own numbers; of a rank's own share, for which NCCL has none, half is taken to hide behind the links."""
 
     base: float = 1.0
     hop: float = 1.0
     net_hop: float = 1.0
     channel_us: float = 0.0
     transfer: float = 1.0
-    copy: float = 0.0
+    copy: float = 0.5
     ramp: float = 0.0
 
 

@@ -169,7 +169,7 @@ def _prior(key: Key, fitted: Mapping[Key, Scaling], prior: Calibration | None) -
     node = fitted.get(("node", algorithm, protocol, ""))
     if scope == "node":
         return STOCK
-    start = Scaling(net_hop=UNSEEN_NET_HOP[protocol], channel_us=UNSEEN_NET_CHANNEL_US)
+    start = replace(STOCK, net_hop=UNSEEN_NET_HOP[protocol], channel_us=UNSEEN_NET_CHANNEL_US)
     return replace(start, hop=node.hop) if node else start
 
 

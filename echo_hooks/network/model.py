@@ -17,7 +17,7 @@ from echo_hooks.network.durations import WIRE, Reach
 from echo_hooks.network.hccl import plan_hccl, plan_hccl_exchange, plan_hccl_send, read_hccl_environment
 from echo_hooks.network.nccl_environment import read_environment
 from echo_hooks.network.nccl_graph import Communicator
-from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, parse_version, tables
+from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, kernel_only, parse_version, tables
 from echo_hooks.network.nccl_tuning_log import TuningTable
 from echo_hooks.network.placement import Placement, place
 from echo_hooks.network.plan import Planned, Rules, plan_collective, plan_exchange, plan_send
@@ -70,8 +70,9 @@ class CommunicationModel:
             calibration = shipped_calibration(cluster.accelerator.name) or Calibration()
         self.calibration = calibration
         # Durations are built on one version: what a hop takes does not depend on what NCCL thought of it.
+        time = kernel_only(tables("2.30"), cluster.accelerator.launch_overhead_us)
         decide = tuple(printed) or calibration.tables
-        self._rules = Rules(tables(nccl_version), tables("2.30"), self._environment, decide)
+        self._rules = Rules(tables(nccl_version), time, self._environment, decide)
         self.notes = _notes(calibration, cluster, nccl_version)
         self._links = Links(cluster)
         self._placements: dict[tuple[int, ...], Placement] = {}

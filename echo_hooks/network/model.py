@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -120,7 +121,12 @@ class CommunicationModel:
             _check_bytes(bytes)
             placement = self._place((source, destination))
             comm, reach = self._communicator(placement, group_size)
-            curve = self._curve(("send", comm, reach), self._plan_send, comm, reach)
+            nodes = -(-group_size // self.cluster.accelerators_per_node)  # at least so many hold the group
+
+            def plan(comm: Communicator, reach: Reach) -> list[Planned]:
+                return self._plan_send(comm, reach, SIZES, self._carrier(comm, nodes))
+
+            curve = self._curve(("send", comm, reach, nodes), plan, comm, reach)
             point = curve.at(bytes)
             traffic = self._links.pairs(np.array([source]), np.array([destination]), np.ones(1))
             cost = self._costs[key] = self._cost(point, traffic, bytes)
@@ -234,10 +240,19 @@ class CommunicationModel:
             return plan_hccl(function, comm, reach, self._hccl, sizes)
         return plan_collective(function, comm, reach, self._rules, dtype, sizes, count=count)
 
-    def _plan_send(self, comm: Communicator, reach: Reach, sizes: np.ndarray = SIZES) -> list[Planned]:
+    def _plan_send(
+        self, comm: Communicator, reach: Reach, sizes: np.ndarray, carrier: Communicator | None = None
+    ) -> list[Planned]:
         if self._hccl is not None:
             return plan_hccl_send(comm, reach, sizes)
-        return plan_send(comm, reach, self._rules, sizes)
+        return plan_send(comm, reach, self._rules, sizes, carrier)
+
+    def _carrier(self, comm: Communicator, nodes: int) -> Communicator | None:
+        """The communicator on ``nodes`` nodes that carries a send between two ranks of one, None if it is theirs."""
+        if nodes <= comm.nodes:
+            return None
+        cluster = self.cluster
+        return replace(comm, nodes=nodes, per_node=cluster.accelerators_per_node, nics=cluster.nics_per_node)
 
     def _plan_exchange(self, comm: Communicator, reach: Reach, sizes: np.ndarray, busiest: float) -> list[Planned]:
         if self._hccl is not None:

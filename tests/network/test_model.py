@@ -194,6 +194,17 @@ def test_uneven_all_to_all_takes_its_fullest_link():
     )
 
 
+def test_an_uneven_all_to_all_loads_each_link_with_what_goes_over_it():
+    """Rank 0 of node 0 sends 3 MiB to rank 1 beside it and 2 MiB to rank 8 on the same rail of node 1; nobody else."""
+    splits = [[0] * 16 for _ in range(16)]
+    splits[0][1], splits[0][8] = 3 * MI, 2 * MI
+    cost = MODEL.collective("all_to_all", GROUPS["two nodes"], 0, "bfloat16", splits=splits)
+    loads = {name: round(load / MI, 6) for name, load in loads_by_name(cost).items()}
+    assert loads == {
+        "scale-up out of 0": 3.0, "scale-up into 1": 3.0, "NIC 0 of node 0 out": 2.0, "NIC 0 of node 1 in": 2.0,
+    }  # fmt: skip
+
+
 def test_oversubscription_holds_an_all_to_all_up():
     free = CommunicationModel(changed(H100, levels=()), calibration=Calibration())
     tight = CommunicationModel(changed(H100, levels=(Level("leaf", 1, 4.0),)), calibration=Calibration())
@@ -210,6 +221,15 @@ def test_a_send_depends_on_the_communicator_that_carries_it():
     assert (pair.channels, group.channels) == (16, 4)
     assert pair.duration_us < group.duration_us
     assert loads_by_name(pair) == {"scale-up out of 0": 32 * MI, "scale-up into 1": 32 * MI}
+
+
+def test_a_send_in_a_node_takes_few_channels_of_a_communicator_that_spans_nodes():
+    """NCCL gives every pair of a communicator the channels of its worst pair, which is one between nodes."""
+    inside = MODEL.point_to_point(0, 1, 32 * MI, group_size=8)
+    spanning = MODEL.point_to_point(0, 1, 32 * MI, group_size=16)
+    assert spanning.channels < inside.channels
+    assert spanning.duration_us > inside.duration_us
+    assert {MODEL.resources[r].name for r, _ in spanning.loads} == {"scale-up out of 0", "scale-up into 1"}
 
 
 def test_a_send_between_rails_passes_through_the_node():

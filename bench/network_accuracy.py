@@ -65,18 +65,15 @@ def echo_logs(data: Path) -> list[dict[str, Any]]:
     table.append(
         fitted("Echo A100, fitted on all, in sample", [*logs.values()], [*logs.values()], cluster, ECHO_VERSION)
     )
-    held: list[Compared] = []
-    for n, log in logs.items():
-        others = [s for m, s in logs.items() if m != n]
-        calibration = fit(others, cluster, nccl_version=ECHO_VERSION).calibration
-        compared = compare([log], cluster, calibration, nccl_version=ECHO_VERSION)
-        table.append(row(f"Echo A100, {n} GPUs from the other sizes", compared))
-        held += compared
-    table.append(row("Echo A100, each group size from the others, together", held))
-    one_node, network = [logs[n] for n in (2, 4, 8)], shipped_calibration("a100-80gb")
-    fit_of_node = fit(one_node, cluster, nccl_version=ECHO_VERSION, prior=between_nodes(network)).calibration
-    compared = compare([logs[16]], cluster, fit_of_node, nccl_version=ECHO_VERSION)
-    table.append(row("Echo A100, 16 GPUs from one node and a100-80gb's network", compared))
+    for prior, by in ((None, ""), (between_nodes(shipped_calibration("a100-80gb")), ", network prior of a100-80gb")):
+        held: list[Compared] = []
+        for n, log in logs.items():
+            others = [s for m, s in logs.items() if m != n]
+            calibration = fit(others, cluster, nccl_version=ECHO_VERSION, prior=prior).calibration
+            compared = compare([log], cluster, calibration, nccl_version=ECHO_VERSION)
+            table.append(row(f"Echo A100, {n} GPUs from the other sizes{by}", compared))
+            held += compared
+        table.append(row(f"Echo A100, the four together{by}", held))
     return table
 
 

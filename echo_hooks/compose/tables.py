@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echo_hooks.compose.costs import Costs, uneven
+from echo_hooks.compose.costs import Costs, split_bytes, uneven
 from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.programs import Call, RoleProgram
 from echo_hooks.compose.world import World, calls_of_port
@@ -261,14 +261,3 @@ def _uneven_costs(
                 cost = costs.collective(members[0], ranks, place, split_bytes(members))
                 slot_us[int(first0[channel]) + i] = cost.duration_us
     return slot_us
-
-
-def split_bytes(members: Sequence[Call]) -> tuple[tuple[int, ...], ...]:
-    """Rows of bytes that each member of an uneven all-to-all sends to each place."""
-    rows = []
-    for call in members:
-        elements = max(sum(call.input_splits), sum(call.output_splits), 1)
-        size = call.bytes // elements
-        sent = call.input_splits or (sum(call.output_splits) // len(members),) * len(members)
-        rows.append(tuple(int(x) * size for x in sent))
-    return tuple(rows)

@@ -13,6 +13,7 @@ from echo_hooks.errors import UsageError
 from echo_hooks.graph.replicas import tokens_per_step
 from echo_hooks.graph.rundir import Run
 from echo_hooks.hardware.cluster import Cluster
+from echo_hooks.network.calibration import Calibration
 from echo_hooks.network.model import CommunicationModel
 from echo_hooks.report.quantities import ranks_text
 from echo_hooks.report.report import Report, build_report
@@ -39,18 +40,20 @@ def analyse(
     slow_ranks: Mapping[int, float] | None = None,
     jitter: float = 0.0,
     seed: int = 0,
+    calibration: Calibration | None = None,
 ) -> Analysis:
     """Compose ``run`` on ``cluster`` (of at least its world size) and report on it.
 
     ``slow_ranks``: factor on the kernel times by rank. ``jitter``: sigma of the noise of single kernels; ``seed``: of
-    the step time's band.
+    the step time's band. ``calibration``: of the network, instead of the one that comes with the accelerator.
 
     Communication that does not fit together, set-up and warm-up included, gives a report with problems and no times.
     Raises UsageError for a run without measured steps whose communication shows no reason.
     """
     began = time.perf_counter()
     variability = Variability(seed=seed, jitter=jitter, most_records=None if jitter > 0.0 else BAND_RECORDS)
-    composition, unpriced = _compose(run, cluster, folded, slow_ranks, variability)
+    model = CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {}), calibration=calibration)
+    composition, unpriced = _compose(run, cluster, model, folded, slow_ranks, variability)
     if not composition.timelines and not composition.problems:
         raise UsageError(f"{run.path}: the run holds no measured step, so there is nothing to time")
     composed = time.perf_counter()
@@ -64,13 +67,20 @@ def analyse(
     report = build_report(run, composition, cluster, timings=timings)
     report.assumptions.extend(_note("note", sentence) for sentence in _slowed(slow_ranks))
     report.assumptions.append(_note("note", f"tokens per second: {counted}"))
+    if run.world_size > 1:
+        report.assumptions.extend(_note("note", sentence) for sentence in _network_sources(model))
     report.assumptions.extend(_note("op priced by its bytes alone", name) for name in unpriced)
     report.timings["report"] = time.perf_counter() - composed
     return Analysis(composition, report)
 
 
 def _compose(
-    run: Run, cluster: Cluster, folded: bool, slow_ranks: Mapping[int, float] | None, variability: Variability
+    run: Run,
+    cluster: Cluster,
+    model: CommunicationModel,
+    folded: bool,
+    slow_ranks: Mapping[int, float] | None,
+    variability: Variability,
 ) -> tuple[Composition, list[str]]:
     """The composition, and the names of ops whose duration is a guess."""
     traces = list(run.traces.values())
@@ -81,7 +91,7 @@ def _compose(
         run.groups,
         run.roles,
         run.traces,
-        CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {})),
+        model,
         folded=folded,
         accelerators_per_node=cluster.accelerators_per_node,
         host_launch_us=cluster.accelerator.host_launch_us,
@@ -90,6 +100,14 @@ def _compose(
         slack=True,
     )
     return composition, unpriced
+
+
+def _network_sources(model: CommunicationModel) -> list[str]:
+    """Where the times of communication come from, and what a reader of them should know."""
+    calibration = model.calibration
+    return [f"communication calibrated by {calibration.name}: {calibration.source}"] * bool(
+        calibration.scalings
+    ) + list(model.notes)
 
 
 def _slowed(slow_ranks: Mapping[int, float] | None) -> list[str]:

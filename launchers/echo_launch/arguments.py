@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from echo_hooks.errors import UsageError
+from echo_hooks.network.calibration import Calibration, load_calibration
 from echo_launch.variations import JITTER_HELP, SLOW_NODE_HELP, SLOW_RANK_HELP, parse_jitter, parse_slow
 from echo_launch.world import MAX_DIGITS, World, resolve_world
 
@@ -22,7 +23,8 @@ _OWN = "simulation options (with --simulate)"
 @dataclass(frozen=True)
 class Launch:
     """A checked command line. ``trace_ranks``: None for Echo's choice. ``jobs``: ranks traced at once. ``jitter``:
-    sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank."""
+    sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank. ``calibration``: of the
+    network, None for the one that comes with the accelerator."""
 
     world: World
     script: str
@@ -38,6 +40,7 @@ class Launch:
     quiet: bool
     jitter: float = 0.0
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
+    calibration: Calibration | None = None
     notes: tuple[str, ...] = field(default=())
 
 
@@ -86,6 +89,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
         quiet=options.quiet,
         jitter=parse_jitter(options.jitter),
         slow_ranks=parse_slow(options.slow_node, options.slow_rank, world.world_size, world.nproc_per_node),
+        calibration=load_calibration(options.calibration) if options.calibration is not None else None,
     )
 
 
@@ -233,7 +237,7 @@ def _given(options: argparse.Namespace, action: argparse.Action) -> bool:
 
 # ---- checks ----
 
-_UNBUILT = {"calibration": "", "moe_skew": "", "hostfile": ""}
+_UNBUILT = {"moe_skew": "", "hostfile": ""}
 
 
 def _refuse_unbuilt(options: argparse.Namespace) -> None:

@@ -146,6 +146,7 @@ def compose_and_report(run: Run, launch: Launch) -> Outcome:
         slow_ranks=launch.slow_ranks,
         jitter=launch.jitter,
         seed=launch.seed,
+        calibration=launch.calibration,
     )
     report = analysis.report
     write_files(run.path, run, analysis.composition, report)
@@ -176,7 +177,7 @@ def manifest(launch: Launch, traced: Traced, versions: Mapping[str, str]) -> dic
         "traced_twice": traced.retraced,
         "assumptions": [*([world.note] if world.note else []), *traced.unsettled],
         "made_up_values": _made_up_values(traced.facts),
-        "nccl_environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("NCCL_")},
+        "nccl_environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("NCCL_", "HCCL_"))},
         "peak_rss_bytes": traced.peak_rss_bytes,
         "complete": True,
     }

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from echo_hooks.compose.costs import uneven
+from echo_hooks.compose.costs import even_split, uneven
 from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.programs import Call, RoleProgram
 from echo_hooks.compose.tables import Tables
@@ -82,14 +82,9 @@ def _split_mismatch(members: Sequence[Call]) -> tuple[int, int] | None:
         for row, splits in ((sent[i], call.input_splits), (expected[i], call.output_splits)):
             if splits and len(splits) != size:
                 return i, i
-            row[:] = splits or _even_split(call, size)
+            row[:] = splits or even_split(call, size)
     wrong = np.argwhere(sent != expected.T)
     return (int(wrong[0][0]), int(wrong[0][1])) if len(wrong) else None
-
-
-def _even_split(call: Call, size: int) -> int:
-    """Elements per place where no splits were given, by the total of the other direction."""
-    return sum(call.input_splits or call.output_splits) // size if uneven(call) else -1
 
 
 def _describe_collective(world: World, group: int, number: int, crossing: tuple[int, int] | None):
@@ -104,8 +99,8 @@ def _describe_collective(world: World, group: int, number: int, crossing: tuple[
         if i == j:
             what += f"rank {a} gives {len(call_a.input_splits)} splits for {of_group.size} ranks"
         else:
-            sends = call_a.input_splits[j] if call_a.input_splits else "an even share"
-            wants = call_b.output_splits[i] if call_b.output_splits else "an even share"
+            sends = call_a.input_splits[j] if call_a.input_splits else even_split(call_a, of_group.size)
+            wants = call_b.output_splits[i] if call_b.output_splits else even_split(call_b, of_group.size)
             what += (
                 f"rank {a} sends {sends} elements to rank {b} (input split {j}), which expects {wants}"
                 f" (output split {i})"

@@ -49,6 +49,7 @@ class Recorder:
     program: ProgramBuilder = field(default_factory=ProgramBuilder)
     memory: MemoryEvents = field(default_factory=MemoryEvents)
     assumptions: dict[tuple[str, str, str], Assumption] = field(default_factory=dict)
+    unanswered: set[int] = field(default_factory=set)  # ranks that would have known values that had to be made up
     notes: list[str] = field(default_factory=list)
     one_offs: list[tuple[int, int]] = field(default_factory=list)  # [first, end) of records that no later step repeats
     stream: int = DEFAULT_STREAM
@@ -156,7 +157,7 @@ class Recorder:
 
     def sync(self, *, event: int = -1, stream: int = -1) -> None:
         """The host waits for an event, a stream, or (neither given) the device."""
-        self._append(Kind.SYNC, event=event, stream=stream)
+        self._append(Kind.SYNC, event=event, stream=stream, site=self.program.string(self.site()))
 
     def mark(self, name: str, number: int) -> int:
         return self._append(Kind.MARK, op=self.ops.add(OpSignature(name)), seq=number)

@@ -14,7 +14,7 @@ from echo_hooks.graph.merge import match_groups, renumber_groups
 from echo_hooks.graph.rundir import read_trace, write_trace
 from echo_launch.child import log_path
 from echo_launch.pool import Result
-from echo_launch.schedule import Schedule, Wave, donors
+from echo_launch.schedule import Schedule, Wave
 
 _LOG_LINES = 20
 
@@ -158,7 +158,7 @@ class _Tracing:
             rank
             for rank, fact in self.facts.items()
             if rank not in self.repeated
-            and any(self._ended.get(donor, 0) > self._started[rank] for donor in donors(fact))
+            and any(self._ended.get(donor, 0) > self._started[rank] for donor in fact.unanswered)
         ]
         self.repeated.update(late)
         # Backwards: what is still unanswered comes from later ranks, as gradients' shapes come down a pipeline.

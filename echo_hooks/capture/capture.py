@@ -45,6 +45,7 @@ class Capture:
 
     def start(self) -> None:
         self.labels.install()
+        self.recorder.relabel = self.labels.update
         self.steps.install()
         self._threads.install()
         torch._C._set_only_lift_cpu_tensors(True)
@@ -60,6 +61,7 @@ class Capture:
         torch._C._set_only_lift_cpu_tensors(False)
         self.steps.remove()
         self.labels.remove()
+        self.recorder.relabel = None
 
     def _collector(self, phase: str, _info) -> None:
         """Our records make the cyclic collector slower than the script's own run would see it: our time."""

@@ -110,14 +110,14 @@ def _describe_collective(world: World, group: int, number: int, crossing: tuple[
     for place, port in enumerate(ports.tolist()):
         if port >= 0:
             call = calls_of_port(world, port)[number]
-            by_call.setdefault((call.agreement, site_of_call(world, port, number)), []).append(place)
+            by_call.setdefault((call.agreement, where_of_call(world, port, number)), []).append(place)
     parts, sites, ranks = [], [], []
     common = Counter({key: len(places) for key, places in by_call.items()}).most_common()
-    for (_, site), places in ((key, by_call[key]) for key, _ in common):
+    for (_, where), places in ((key, by_call[key]) for key, _ in common):
         call = calls_of_port(world, int(ports[places[0]]))[number]
         who = [of_group.ranks[p] for p in places]
-        parts.append(f"{rank_text(who)} {'calls' if len(who) == 1 else 'call'} {call_text(world, call)} at {site}")
-        sites.append(site)
+        parts.append(f"{rank_text(who)} {'calls' if len(who) == 1 else 'call'} {call_text(world, call)} at {where}")
+        sites.append(site_of_call(world, int(ports[places[0]]), number))
         ranks += who
     few = min(by_call.values(), key=len)
     text = f"{running_number(world, int(ports[few[0]]), number)} on {group_text(world, group)} does not match: "
@@ -180,6 +180,13 @@ def site_of_call(world: World, port: int, number: int) -> str:
     return program.site(record_of_call(program, own, number)) or "unknown line"
 
 
+def where_of_call(world: World, port: int, number: int) -> str:
+    """Source line of the port's call ``number``, with module and optimizer steps before it as far as known."""
+    role, own = world.role_and_port(port)
+    program = world.programs[role]
+    return program.where(record_of_call(program, own, number))
+
+
 def running_number(world: World, port: int, number: int) -> str:
     """The call's number on its group as the rank counts from the start of the run, where the trace has it."""
     role, own = world.role_and_port(port)
@@ -192,7 +199,7 @@ def last_calls(world: World, port: int, number: int, count: int = 3) -> str:
     """Up to ``count`` calls that the rank made on this port before call ``number``."""
     calls = calls_of_port(world, port)
     wanted = range(max(0, number - count), min(number, len(calls)))
-    return ", ".join(f"{call_text(world, calls[i])} at {site_of_call(world, port, i)}" for i in wanted)
+    return ", ".join(f"{call_text(world, calls[i])} at {where_of_call(world, port, i)}" for i in wanted)
 
 
 def _sites(sites: Iterable[str]) -> str:

@@ -88,7 +88,8 @@ def _whole_numbers(dtype: str) -> bool:
 def program_signature(trace: RankTrace) -> bytes:
     """16 bytes, equal for ranks whose programs are equal once groups and peers are named by place, not by number.
 
-    Counts: the groups made in calls that all ranks must make alike; order, kinds, ops with their shapes, bytes, streams, events, threads, batches, the family and size of each
+    Counts: the groups made in calls that all ranks must make alike;
+    order, kinds, ops with their shapes, bytes, streams, events, threads, batches, the family and size of each
     group, and the *place* of roots and peers in it. Of the prologue only communication counts, and of its ops the
     names: nothing there is timed. Does not count: host times, labels (module, phase, micro-batch, site), tags of
     device communication (NCCL has none), and the rank's own place in its groups.

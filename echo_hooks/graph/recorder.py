@@ -58,6 +58,7 @@ class Recorder:
     microbatch: int = -1
     overhead_ns: int = 0  # of each entry, spent before our clock can stop: see capture.overhead
     paused: bool = False
+    relabel: Callable[[], None] | None = None  # sets module and phase anew before a communication: no op precedes it
     _thread: int = field(default_factory=threading.get_ident)
     _threads: dict[int, int] = field(default_factory=dict)
     _depth: int = 0
@@ -202,6 +203,8 @@ class Recorder:
         site: str | None = None,
     ) -> int:
         """One collective, send or recv on ``stream`` (HOST_STREAM for gloo); part of the open batch, if one is."""
+        if self.relabel is not None and threading.get_ident() == self._thread:
+            self.relabel()
         return self._append(
             kind,
             op=self.ops.add(signature),

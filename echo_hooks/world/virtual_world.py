@@ -117,7 +117,9 @@ class VirtualWorld:
         local = self.made_by_members
         desc = "" if desc in ("default_pg", "undefined") else desc
         name = "world" if default else desc.removeprefix("mesh_")
-        return self.recorder.groups.add(ranks, name=name, backend=backend, site=self.recorder.site(), desc=desc, local=local)
+        return self.recorder.groups.add(
+            ranks, name=name, backend=backend, site=self.recorder.site(), desc=desc, local=local
+        )
 
     def create_group(self, options: Any, backend_options: Any = None) -> RecordingGroup:
         """Called by torch in the middle of ``_new_process_group_helper``."""

@@ -2,6 +2,7 @@
 
 run: --world-size 4 --trace-ranks all
 exit: 3
+fixed: fixed
 says: rank 1 sends 32 elements to rank 2 (input split 2), which expects 48 (output split 1)
 """
 

@@ -2,9 +2,11 @@
 
 run: --world-size 4 --trace-ranks all
 exit: 3
-says: ranks 0,3
-says: ranks 1-2
-says: new_group
+fixed: fixed
+fixed: local
+says: new_group call #1 differs between the ranks: ranks 0,3 make one of ranks 0,3
+says: ranks 1-2 make one of ranks 1-2
+says: use_local_synchronization=True
 """
 
 import sys

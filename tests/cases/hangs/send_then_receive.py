@@ -2,6 +2,8 @@
 
 run: --world-size 2
 exit: 3
+fixed: batched
+fixed: reversed
 says: ranks 0-1 wait for each other in a circle
 says: rank 0 waits in send of 16777216 bytes float32 to rank 1 (#0 in this direction) on group 0 (world, ranks 0-1)
 says: rank 1 waits in send of 16777216 bytes float32 to rank 0

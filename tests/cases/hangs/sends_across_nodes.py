@@ -2,6 +2,8 @@
 
 run: --nnodes 2 --nproc-per-node 1
 exit: 3
+fixed: ordered
+unsafe: small
 says: ranks 0-1 wait for each other in a circle
 says: send of 67108864 bytes
 """
@@ -21,7 +23,7 @@ other = torch.empty_like(model.weight)
 first, second = (dist.recv, dist.send) if "ordered" in sys.argv and rank == 1 else (dist.send, dist.recv)
 for _ in range(4):
     model(torch.randn(2, width, device="cuda")).sum().backward()
-    for virtual_stage in range(2):
+    for _stage in range(2):
         first(model.weight.grad if first is dist.send else other, 1 - rank)  # named
         second(other if second is dist.recv else model.weight.grad, 1 - rank)
     optimizer.step()

@@ -1,10 +1,11 @@
-"""Case 100: one rank raises, swallows the exception, and with it leaves a reduce out: the watchdog's half hour.
+"""Case 100: one rank raises, swallows the exception, and with it leaves a reduce out; its next one meets it.
 
 run: --world-size 4 --trace-ranks all
 exit: 3
-says: rank 2 never makes call #
-says: ranks 0-1,3 wait
-says: the last ones
+fixed: fixed
+says: call #2 on group 0 (world, ranks 0-3) does not match: ranks 0-1,3 call all_reduce (sum) of 4 bytes float32
+says: rank 2 calls all_reduce (sum) of 16384 bytes float32
+says: before it, rank 2 called all_reduce (sum) of 16384 bytes float32
 """
 
 import sys

@@ -2,8 +2,9 @@
 
 run: --world-size 4 --trace-ranks all --steps 7
 exit: 3
-says: ranks 0-1,3 never make
-says: rank 2 wait
+fixed: fixed
+says: ranks 0-1,3 never make call #9 on group 0 (world, ranks 0-3), all_reduce (sum) of 16640 bytes float32
+says: after 4 optimizer steps, in which rank 2 waits; rank 0 makes 9 calls there
 """
 
 import sys

@@ -2,9 +2,10 @@
 
 run: --world-size 2
 exit: 3
-says: does not match
-says: all_gather
-says: all_reduce
+fixed: fixed
+says: does not match: rank 0 calls all_reduce (sum) of 4 bytes float32
+says: rank 1 calls all_gather of 16640 bytes float32
+says: in FSDPSequential.0
 """
 
 import sys
@@ -16,8 +17,9 @@ from torch.distributed.fsdp import fully_shard
 dist.init_process_group("nccl")
 rank = dist.get_rank()
 torch.cuda.set_device(rank)
-model = torch.nn.Linear(64, 64).cuda()
-fully_shard(model)
+model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(2))).cuda()
+for part in (*model, model):
+    fully_shard(part)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 batches = 3 if rank == 0 or "fixed" in sys.argv else 5
 for _ in range(4):

@@ -173,6 +173,7 @@ class Tracer:
         _seed(job.seed)
         capture = stage.become(rank)
         capture.start()
+        failure: ScriptError | None = None
         try:
             run_script(job.script, list(job.args), job.module)
         except StepsDone:
@@ -185,11 +186,18 @@ class Tracer:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            raise ScriptError(f"rank {rank}: {type(error).__name__}: {error}", rank, script_traceback(error)) from error
+            failure = ScriptError(f"rank {rank}: {type(error).__name__}: {error}", rank, script_traceback(error))
+            failure.__cause__ = error
         finally:
             capture.stop()
             stage.world.payloads.save()
-        return finished(stage, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        if failure is None:
+            return finished(stage, seconds)
+        with contextlib.suppress(Exception):  # nothing may hide the script's own failure
+            failure.trace = stage.capture.trace(seconds)
+            stage.named(failure.trace.groups)
+        raise failure
 
 
 def finished(stage: Stage, seconds: float) -> RankTrace:

@@ -45,6 +45,7 @@ class Capture:
 
     def start(self) -> None:
         self.labels.install()
+        self.recorder.relabel = self.labels.update
         self.steps.install()
         self._threads.install()
         torch._C._set_only_lift_cpu_tensors(True)
@@ -60,6 +61,7 @@ class Capture:
         torch._C._set_only_lift_cpu_tensors(False)
         self.steps.remove()
         self.labels.remove()
+        self.recorder.relabel = None
 
     def _collector(self, phase: str, _info) -> None:
         """Our records make the cyclic collector slower than the script's own run would see it: our time."""
@@ -99,6 +101,9 @@ class Capture:
             steps=number,
             tokens_per_step=_tokens(program, recorder.ops.signatures) // max(number, 1),
             trace_seconds=trace_seconds,
+            created=[group.index for group in recorder.groups if not group.local],
+            step_ends=list(steps.boundaries),
+            unanswered=sorted(recorder.unanswered),
         )
 
     def missing_steps(self) -> str | None:

@@ -49,6 +49,7 @@ class Recorder:
     program: ProgramBuilder = field(default_factory=ProgramBuilder)
     memory: MemoryEvents = field(default_factory=MemoryEvents)
     assumptions: dict[tuple[str, str, str], Assumption] = field(default_factory=dict)
+    unanswered: set[int] = field(default_factory=set)  # ranks that would have known values that had to be made up
     notes: list[str] = field(default_factory=list)
     one_offs: list[tuple[int, int]] = field(default_factory=list)  # [first, end) of records that no later step repeats
     stream: int = DEFAULT_STREAM
@@ -57,6 +58,7 @@ class Recorder:
     microbatch: int = -1
     overhead_ns: int = 0  # of each entry, spent before our clock can stop: see capture.overhead
     paused: bool = False
+    relabel: Callable[[], None] | None = None  # sets module and phase anew before a communication: no op precedes it
     _thread: int = field(default_factory=threading.get_ident)
     _threads: dict[int, int] = field(default_factory=dict)
     _depth: int = 0
@@ -156,7 +158,7 @@ class Recorder:
 
     def sync(self, *, event: int = -1, stream: int = -1) -> None:
         """The host waits for an event, a stream, or (neither given) the device."""
-        self._append(Kind.SYNC, event=event, stream=stream)
+        self._append(Kind.SYNC, event=event, stream=stream, site=self.program.string(self.site()))
 
     def mark(self, name: str, number: int) -> int:
         return self._append(Kind.MARK, op=self.ops.add(OpSignature(name)), seq=number)
@@ -201,6 +203,8 @@ class Recorder:
         site: str | None = None,
     ) -> int:
         """One collective, send or recv on ``stream`` (HOST_STREAM for gloo); part of the open batch, if one is."""
+        if self.relabel is not None and threading.get_ident() == self._thread:
+            self.relabel()
         return self._append(
             kind,
             op=self.ops.add(signature),

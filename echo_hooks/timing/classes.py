@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
-from echo_hooks.graph.ops import OpSignature, TensorMeta
+from echo_hooks.graph.ops import OpSignature, TensorMeta, itemsize
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,6 @@ def tensor_bytes(meta: TensorMeta) -> int:
 def elements(meta: TensorMeta) -> int:
     """Product of the shape."""
     return prod(meta.shape)
-
-
-def itemsize(dtype: str) -> int:
-    """Bytes of one element of a dtype by its torch name."""
-    if dtype == "bool":
-        return 1
-    for bits in (128, 64, 32, 16):
-        if dtype.endswith(str(bits)):
-            return bits // 8
-    return 1  # int8, uint8, float8_e4m3fn and its kin
 
 
 def _written(signature: OpSignature) -> int:

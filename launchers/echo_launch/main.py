@@ -16,10 +16,12 @@ from typing import Any
 from rich.console import Console
 
 import echo_hooks
+from echo_hooks.compose.check import check
 from echo_hooks.compose.roles import RankFacts, roles_from_facts
 from echo_hooks.errors import EchoError, NothingSimulated, PlanError, ScriptError
 from echo_hooks.graph.problems import BROKEN_PLAN, rank_ranges
-from echo_hooks.graph.rundir import Run, read_run, write_groups, write_manifest, write_roles
+from echo_hooks.graph.roles import Role
+from echo_hooks.graph.rundir import Run, read_run, read_trace, write_groups, write_manifest, write_roles
 from echo_launch.arguments import Launch, parse
 from echo_launch.directory import RunDirectory
 from echo_launch.pool import TRACER, LocalPool
@@ -112,10 +114,25 @@ def _trace(launch: Launch, tracer: str, directory: RunDirectory) -> tuple[Run, T
     for sentence in traced.unsettled:
         _say(sentence)
     write_groups(directory.path, traced.groups)
-    roles = roles_from_facts(traced.facts, traced.groups, world.world_size, world.nproc_per_node)
+    try:
+        roles = roles_from_facts(traced.facts, traced.groups, world.world_size, world.nproc_per_node)
+    except EchoError as error:
+        raise traced.failure or error from None
+    if traced.failure is not None and not _explains(traced, roles, directory):
+        raise traced.failure
     write_roles(directory.path, roles)
     write_manifest(directory.path, manifest(launch, traced, versions))
     return read_run(directory.path), traced
+
+
+def _explains(traced: Traced, roles: list[Role], directory: RunDirectory) -> bool:
+    """Whether the ranks had made calls that do not match before the script failed: then it fails for that."""
+    world_size = sum(len(role.ranks) for role in roles)
+    traces = {role.traced_rank: read_trace(directory.path, role.traced_rank) for role in roles}
+    explains = any(problem.kind == "mismatch" for problem in check(world_size, traced.groups, roles, traces))
+    if explains:
+        _say(f"the script failed after calls that do not match: {str(traced.failure).splitlines()[0]}")
+    return explains
 
 
 def _finished(finish: Callable[[Run, Launch], Outcome], run: Run, launch: Launch, traced: Traced) -> Outcome:

@@ -24,6 +24,7 @@ from echo_hooks.capture.plans import Planner
 from echo_hooks.capture.steps import StepsDone
 from echo_hooks.devices.accelerator_interface import open_device
 from echo_hooks.devices.allocator import CachingAllocator, allocator_settings
+from echo_hooks.devices.libraries import cublas_workspace_bytes
 from echo_hooks.devices.tensor_patches import patches as tensor_patches
 from echo_hooks.errors import EchoError, NothingSimulated, ScriptError
 from echo_hooks.graph.groups import GroupTable
@@ -99,6 +100,10 @@ class Stage:
         expandable_segments, _ = allocator_settings(os.environ)
         return CachingAllocator(self.accelerator.memory_bytes, expandable_segments)
 
+    def _workspace_bytes(self) -> int:
+        nvidia = self.accelerator.vendor == "nvidia"
+        return cublas_workspace_bytes(self.accelerator.compute_capability if nvidia else None, os.environ)
+
     def install(self) -> None:
         late = integrations.late_patches(self.integrations)
         parts: list[Hooks] = [self.device, self._patches, self.world, *late]
@@ -118,7 +123,14 @@ class Stage:
         recorder.overhead_ns = self.overhead_ns
         for setting in allocator_settings(os.environ)[1]:
             recorder.note(f"{setting} of PYTORCH_CUDA_ALLOC_CONF is not modelled: memory is that of its default")
-        self.capture = Capture(recorder, allocator, self.planner, job.warmup_steps, job.steps)
+        self.capture = Capture(
+            recorder,
+            allocator,
+            self.planner,
+            job.warmup_steps,
+            job.steps,
+            self._workspace_bytes(),
+        )
         payloads = PayloadStore(Path(job.out) / "payloads" if job.out else None)
         self.device.retarget(recorder, rank % job.nproc_per_node, allocator)
         self.world.retarget(recorder, self.capture.values, payloads)

@@ -31,11 +31,19 @@ class Capture:
     ``values`` is what the virtual world needs; set ``mode.world`` once the world exists.
     """
 
-    def __init__(self, recorder: Recorder, allocator: CachingAllocator, planner: Planner, warmup: int, steps: int):
+    def __init__(
+        self,
+        recorder: Recorder,
+        allocator: CachingAllocator,
+        planner: Planner,
+        warmup: int,
+        steps: int,
+        workspace_bytes: int = 0,
+    ):
         self.recorder = recorder
         self.labels = Labels(recorder)
         self.steps = Steps(recorder, self.labels, warmup, steps)
-        self.memory = Memory(recorder, allocator)
+        self.memory = Memory(recorder, allocator, workspace_bytes)
         self.mode = CaptureMode(recorder, planner, self.memory, self.labels, self.steps)
         self.values = CaptureValues(self.mode)
         self._threads = PatchSet(threads.patches(self.mode))

@@ -12,7 +12,7 @@ from echo_hooks import host_tensors
 from echo_hooks.capture import shadows, special
 from echo_hooks.capture.labels import Labels
 from echo_hooks.capture.memory import Memory
-from echo_hooks.capture.plans import Alias, Changed, New, Plan, Planner, Same
+from echo_hooks.capture.plans import Alias, Changed, New, Plan, Planner, Same, multiplies
 from echo_hooks.capture.steps import Steps
 from echo_hooks.devices import pinned
 from echo_hooks.devices.pretended import Pretended, Storage
@@ -96,6 +96,9 @@ class CaptureMode(TorchDispatchMode):
         if plan.table is not self.recorder.ops:
             plan.table = self.recorder.ops
             plan.op = plan.table.add(plan.signature)
+            plan.multiplies = multiplies(plan.signature)
+        if plan.multiplies:
+            self.memory.work()
         self.recorder.compute(plan.op)
 
     def _build(self, spec: Any, tensors: list[torch.Tensor]) -> Any:

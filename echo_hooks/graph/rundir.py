@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from echo_hooks.errors import UsageError
+from echo_hooks.graph.files import read_json, write_json
 from echo_hooks.graph.groups import Group, GroupTable
 from echo_hooks.graph.memory import MEMORY_COLUMNS
 from echo_hooks.graph.ops import OpSignature, TensorMeta
@@ -26,7 +27,6 @@ from echo_hooks.graph.recorder import Assumption
 from echo_hooks.graph.roles import MemorySummary, Role
 
 FORMAT = 1
-MAX_JSON_BYTES = 256 << 20
 MAX_ROWS = 200_000_000
 _GROUP_FIELDS = ("index", "name", "ranks", "backend", "site", "desc", "family", "member")
 _STRING_COLUMNS = ("dtype", "module", "site")
@@ -84,22 +84,6 @@ class Run:
 
 
 # ---- writing ----
-
-
-def atomic_write(path: Path, data: bytes) -> None:
-    """Write ``data`` beside ``path`` and rename: a reader sees the old file or the whole new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as a whole file; ValueError for a number that JSON lacks (NaN, infinity)."""
-    atomic_write(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
 def write_table(path: Path, table: pa.Table) -> None:
@@ -201,21 +185,6 @@ def read_run(path: str | os.PathLike) -> Run:
     roles = read_roles(directory)
     traces = {role.traced_rank: read_trace(directory, role.traced_rank) for role in roles}
     return Run(directory, manifest, groups, roles, traces)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of at most MAX_JSON_BYTES."""
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise UsageError(f"{path}: larger than {MAX_JSON_BYTES} bytes")
-        value = json.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise UsageError(f"{path}: not valid JSON (truncated?)") from None
-    if not isinstance(value, dict):
-        raise UsageError(f"{path}: a JSON object was expected")
-    return value
 
 
 def read_table(path: Path, columns: tuple[str, ...]) -> pa.Table:

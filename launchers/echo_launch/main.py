@@ -27,6 +27,7 @@ from echo_launch.directory import RunDirectory
 from echo_launch.pool import TRACER, LocalPool
 from echo_launch.progress import TracingProgress
 from echo_launch.schedule import Schedule
+from echo_launch.torchrun import RealRun
 from echo_launch.tracing import Traced, trace_ranks
 
 
@@ -37,8 +38,8 @@ def main(
     try:
         with _signals_as_exceptions():
             launch = parse(sys.argv[1:] if argv is None else argv)
-            if not isinstance(launch, Launch):
-                return _torchrun(launch)
+            if isinstance(launch, RealRun):
+                launch.become()
             return _simulate(launch, tracer, finish or compose_and_report)
     except EchoError as error:
         return _explain(error)
@@ -50,13 +51,6 @@ def main(
     except _Interrupted as interrupted:
         print(f"echo-launch: ended by {interrupted.signal.name}", file=sys.stderr)
         return 128 + interrupted.signal
-
-
-def _torchrun(argv: list[str]) -> int:
-    """Become torchrun, with the very same arguments."""
-    _say("no --simulate: this is torchrun (a record for comparison is not built yet)")
-    sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *argv])
 
 
 # ---- a simulation ----

@@ -89,6 +89,7 @@ class Stage:
         self.world = VirtualWorld(
             recorder, self.capture.values, nproc_per_node=job.nproc_per_node, payloads=PayloadStore(None), seed=job.seed
         )
+        self.stand_ins = integrations.stand_ins(self.integrations)
         self.overhead_ns = 0
         self._patches = PatchSet(tensor_patches())
         self._installed = contextlib.ExitStack()
@@ -106,7 +107,7 @@ class Stage:
 
     def install(self) -> None:
         late = integrations.late_patches(self.integrations)
-        parts: list[Hooks] = [self.device, self._patches, self.world, *late]
+        parts: list[Hooks] = [self.device, self._patches, self.world, self.stand_ins, *late]
         for part in parts:
             part.install()
             self._installed.callback(part.remove)
@@ -123,6 +124,7 @@ class Stage:
         recorder.overhead_ns = self.overhead_ns
         for setting in allocator_settings(os.environ)[1]:
             recorder.note(f"{setting} of PYTORCH_CUDA_ALLOC_CONF is not modelled: memory is that of its default")
+        self.stand_ins.say(recorder.note)
         self.capture = Capture(
             recorder,
             allocator,
@@ -167,6 +169,7 @@ class Tracer:
         self.stage = Stage(self.job)
         self.stage.install()
         imported = script_imports(self.job)
+        self.stage.stand_ins.asked = frozenset(imported)
         for integration in self.stage.integrations:
             if imported & set(integration.frameworks):
                 for name in integration.preload:

@@ -34,7 +34,7 @@ def op_class(op: str) -> OpClass | None:
 def base_name(op: str) -> str:
     """ "aten.add_.Tensor" gives "add_"; a name of another namespace stays whole, so that it matches nothing."""
     parts = op.split(".")
-    return parts[1] if parts[0] in ("aten", "fsdp", "prims") and len(parts) > 1 else op
+    return parts[1] if parts[0] in ("aten", "fsdp", "prims", "fused") and len(parts) > 1 else op
 
 
 @cache
@@ -117,8 +117,19 @@ _OPS: dict[str, OpClass] = {
         OpClass("attention_backward", kernels=3),
         "_scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward"
         " _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_fused_attention_overrideable_backward"
-        " _flash_attention_backward _efficient_attention_backward _cudnn_attention_backward",
+        " _flash_attention_backward _efficient_attention_backward _cudnn_attention_backward"
+        " scaled_dot_product_attention_backward",
     ),
+    # Fused kernels of frameworks, recorded where their package cannot run. Row by row, vectorised: as norms.
+    **_family(
+        OpClass("norm"),
+        "quantize gated_activation gated_activation_backward activation activation_backward softmax_statistics"
+        " cross_entropy scale_rows rotary_embedding",
+    ),
+    **_family(OpClass("concatenate"), "transpose"),
+    **_family(OpClass("gather"), "move_rows"),
+    **_family(OpClass("sort", kernels=3), "row_map"),
+    **_family(OpClass("reduction"), "update_scales"),
     # Pointwise, one kernel each (the ops tagged pointwise in PyTorch, copies and casts).
     **_family(
         OpClass("elementwise"),

@@ -145,6 +145,10 @@ class Recorder:
     def copy(self, op: int, bytes: int, stream: int | None = None) -> int:
         return self._append(Kind.COPY, op=op, bytes=bytes, stream=self.stream if stream is None else stream)
 
+    def host_work(self, op: int, bytes: int) -> int:
+        """Work of the host that did not run here, as its tensors hold no data: ``bytes`` of memory read and written."""
+        return self._append(Kind.HOST, op=op, bytes=bytes)
+
     def record_event(self, stream: int | None = None) -> int:
         """A new event at the end of ``stream``; returns its number."""
         event = self._next_event

@@ -100,7 +100,7 @@ def write_table(path: Path, table: pa.Table) -> None:
 def write_trace(directory: Path, trace: RankTrace) -> None:
     """Write ranks/NNNNN.*; the program itself last, so that its presence means the rank is complete."""
     stem = directory / "ranks" / f"{trace.rank:05d}"
-    write_table(stem.with_suffix(".ops.parquet"), _ops_table(trace.ops))
+    write_table(stem.with_suffix(".ops.parquet"), ops_table(trace.ops))
     write_table(stem.with_suffix(".memory.parquet"), pa.table({k: pa.array(v) for k, v in trace.memory_events.items()}))
     meta = {
         "rank": trace.rank,
@@ -147,7 +147,8 @@ def _program_table(program: Program, meta: dict[str, Any]) -> pa.Table:
     return pa.table(arrays).replace_schema_metadata({"echo": json.dumps(meta)})
 
 
-def _ops_table(ops: list[OpSignature]) -> pa.Table:
+def ops_table(ops: list[OpSignature]) -> pa.Table:
+    """Op signatures as columns."""
     return pa.table(
         {
             "name": pa.array([o.name for o in ops], type=pa.string()),
@@ -157,6 +158,7 @@ def _ops_table(ops: list[OpSignature]) -> pa.Table:
             "bytes_read": pa.array([o.bytes_read for o in ops], type=pa.int64()),
             "bytes_written": pa.array([o.bytes_written for o in ops], type=pa.int64()),
             "attrs": pa.array([json.dumps(o.attrs) for o in ops], type=pa.string()),
+            "call": pa.array([o.call for o in ops], type=pa.string()),
         }
     )
 
@@ -187,8 +189,11 @@ def read_run(path: str | os.PathLike) -> Run:
     return Run(directory, manifest, groups, roles, traces)
 
 
-def read_table(path: Path, columns: tuple[str, ...]) -> pa.Table:
-    """``columns`` of a Parquet file of at most MAX_ROWS rows; UsageError says what is missing or damaged."""
+def read_table(path: Path, columns: tuple[str, ...], optional: tuple[str, ...] = ()) -> pa.Table:
+    """``columns`` of a Parquet file of at most MAX_ROWS rows; UsageError says what is missing or damaged.
+
+    ``optional`` columns come too where the file has them.
+    """
     try:
         file = pq.ParquetFile(path)
         if file.metadata.num_rows > MAX_ROWS:
@@ -196,7 +201,7 @@ def read_table(path: Path, columns: tuple[str, ...]) -> pa.Table:
         missing = set(columns) - set(file.schema_arrow.names)
         if missing:
             raise UsageError(f"{path}: lacks the column(s) {', '.join(sorted(missing))}")
-        return file.read(columns=list(columns))
+        return file.read(columns=[*columns, *(name for name in optional if name in file.schema_arrow.names)])
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -238,7 +243,7 @@ def read_trace(directory: Path, rank: int) -> RankTrace:
     try:
         meta = json.loads((table.schema.metadata or {})[b"echo"])
         program = _read_program(table, meta)
-        ops = _read_ops(read_table(stem.with_suffix(".ops.parquet"), _OPS_FIELDS))
+        ops = read_ops(stem.with_suffix(".ops.parquet"))
         memory = read_table(stem.with_suffix(".memory.parquet"), tuple(MEMORY_COLUMNS))
         groups = GroupTable()
         groups.restore([Group(**{**row, "ranks": tuple(row["ranks"])}) for row in meta["groups"]])
@@ -271,7 +276,7 @@ def _first_mark(program: Program) -> int:
     return int(marks[0]) if len(marks) else len(program)
 
 
-_OPS_FIELDS = ("name", "inputs", "outputs", "flops", "bytes_read", "bytes_written", "attrs")
+OPS_FIELDS = ("name", "inputs", "outputs", "flops", "bytes_read", "bytes_written", "attrs")
 
 
 def _read_program(table: pa.Table, meta: dict[str, Any]) -> Program:
@@ -296,7 +301,17 @@ def _read_program(table: pa.Table, meta: dict[str, Any]) -> Program:
     return Program(columns, strings, [str(s) for s in meta["streams"]])
 
 
-def _read_ops(table: pa.Table) -> list[OpSignature]:
+def read_ops(path: Path) -> list[OpSignature]:
+    """The op signatures of a rank; UsageError when the file is missing or damaged."""
+    try:
+        return signatures_of(read_table(path, OPS_FIELDS, ("call",)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path}: not a table of operations ({error!r})") from None
+
+
+def signatures_of(table: pa.Table) -> list[OpSignature]:
+    """Op signatures of a table with the columns of ``ops_table``; KeyError, TypeError, ValueError for what is none."""
+
     def metas(text: str) -> tuple[TensorMeta, ...]:
         return tuple(TensorMeta(tuple(shape), dtype, bool(dense)) for shape, dtype, dense in json.loads(text))
 
@@ -309,6 +324,7 @@ def _read_ops(table: pa.Table) -> list[OpSignature]:
             bytes_read=row["bytes_read"],
             bytes_written=row["bytes_written"],
             attrs=tuple((key, _hashable(value)) for key, value in json.loads(row["attrs"])),
+            call=row.get("call") or "",  # runs of an earlier Echo have none
         )
         for row in table.to_pylist()
     ]

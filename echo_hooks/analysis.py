@@ -18,7 +18,8 @@ from echo_hooks.network.model import CommunicationModel
 from echo_hooks.report.quantities import ranks_text
 from echo_hooks.report.report import Report, build_report
 from echo_hooks.timing import fill_durations
-from echo_hooks.timing.host import settle_host_times
+from echo_hooks.timing.fill import host_bytes
+from echo_hooks.timing.host import HOST_BANDWIDTH_BYTES_PER_S, settle_host_times
 
 BAND_RECORDS = 16_000_000
 """Records simulated for a band that nobody asked for: a few seconds. With jitter asked for there is no limit."""
@@ -69,6 +70,7 @@ def analyse(
     report.assumptions.append(_note("note", f"tokens per second: {counted}"))
     if run.world_size > 1:
         report.assumptions.extend(_note("note", sentence) for sentence in _network_sources(model))
+    report.assumptions.extend(_note("note", sentence) for sentence in _host_work(run, cluster))
     report.assumptions.extend(_note("op priced by its bytes alone", name) for name in unpriced)
     report.timings["report"] = time.perf_counter() - composed
     return Analysis(composition, report)
@@ -85,7 +87,8 @@ def _compose(
     """The composition, and the names of ops whose duration is a guess."""
     traces = list(run.traces.values())
     settle_host_times(traces)
-    unpriced = sorted({name for trace in traces for name in fill_durations(trace, cluster.accelerator)})
+    ranks = cluster.accelerators_per_node
+    unpriced = sorted({name for trace in traces for name in fill_durations(trace, cluster.accelerator, ranks)})
     composition = compose(
         run.world_size,
         run.groups,
@@ -108,6 +111,17 @@ def _network_sources(model: CommunicationModel) -> list[str]:
     return [f"communication calibrated by {calibration.name}: {calibration.source}"] * bool(
         calibration.scalings
     ) + list(model.notes)
+
+
+def _host_work(run: Run, cluster: Cluster) -> list[str]:
+    most = max((host_bytes(trace) / max(trace.steps, 1) for trace in run.traces.values()), default=0)
+    if not most:
+        return []
+    node = cluster.accelerators_per_node
+    return [
+        f"the host's own work on large tensors (an optimizer on the CPU, say) moves {most / 1e9:.3g} GB a step and rank; "
+        f"assumed: {HOST_BANDWIDTH_BYTES_PER_S / 1e9:.0f} GB/s for the {node} rank(s) of a node together"
+    ]
 
 
 def _slowed(slow_ranks: Mapping[int, float] | None) -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from echo_hooks.compose.programs import Call
 from echo_hooks.errors import UsageError
+from echo_hooks.graph.ops import itemsize
 from echo_hooks.graph.program import Kind
 
 
@@ -161,18 +162,21 @@ def uneven(call: Call) -> bool:
     return call.kind == Kind.COLLECTIVE and bool(call.input_splits or call.output_splits)
 
 
-def _checked(cost: Any, what: str) -> Any:
-    if not (math.isfinite(cost.duration_us) and cost.duration_us >= 0):
-        raise UsageError(f"the network model gives {cost.duration_us} us for {what}")
-    return cost
+def even_split(call: Call, places: int) -> int:
+    """Elements that an all-to-all without splits sends to each place, and expects from it."""
+    return call.bytes // itemsize(call.dtype) // places
 
 
 def split_bytes(members: Sequence[Call]) -> tuple[tuple[int, ...], ...]:
     """Rows of bytes that each member of an uneven all-to-all sends to each place."""
     rows = []
     for call in members:
-        elements = max(sum(call.input_splits), sum(call.output_splits), 1)
-        size = call.bytes // elements
-        sent = call.input_splits or (sum(call.output_splits) // len(members),) * len(members)
-        rows.append(tuple(int(x) * size for x in sent))
+        sent = call.input_splits or (even_split(call, len(members)),) * len(members)
+        rows.append(tuple(int(x) * itemsize(call.dtype) for x in sent))
     return tuple(rows)
+
+
+def _checked(cost: Any, what: str) -> Any:
+    if not (math.isfinite(cost.duration_us) and cost.duration_us >= 0):
+        raise UsageError(f"the network model gives {cost.duration_us} us for {what}")
+    return cost

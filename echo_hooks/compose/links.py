@@ -95,18 +95,19 @@ def _uneven_loads(world: World, costs: Costs, group: int) -> dict[Call, tuple[np
     """(resource, bytes per us) of a group's uneven all-to-alls, by the call as each member makes it."""
     loads: dict[Call, tuple[np.ndarray, np.ndarray]] = {}
     ports, ranks = world.member_port[group], world.members[group]
-    if (ports < 0).any() or not all(any(map(uneven, calls_of_port(world, int(p)))) for p in set(ports.tolist())):
+    if (ports < 0).any() or not any(any(map(uneven, calls_of_port(world, int(p)))) for p in set(ports.tolist())):
         return loads
     known: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
     for made in zip(*(calls_of_port(world, int(port)) for port in ports)):
-        if not all(uneven(call) for call in made) or all(call in loads for call in made):
+        made_uneven = [call for call in made if uneven(call)]  # those of the others count as even
+        if all(call in loads for call in made_uneven):
             continue
         splits = split_bytes(made)
         if any(len(row) != len(ranks) for row in splits):
             continue  # a mismatch, which is told elsewhere
         if splits not in known:
             known[splits] = costs.loads_of_collective(made[0], ranks, splits)
-        for call in made:
+        for call in made_uneven:
             loads.setdefault(call, known[splits])
     return loads
 

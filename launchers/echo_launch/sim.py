@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from echo_hooks.errors import EchoError
-from echo_launch import sim_models, sim_network, sim_run
+from echo_launch import sim_models, sim_network, sim_overlap, sim_profile, sim_run
 from echo_launch.variations import JITTER_HELP, SLOW_NODE_HELP, SLOW_RANK_HELP
 
 _DESCRIPTION = """Ask a traced run (a directory that echo-launch --simulate left) for its report, timeline and memory,
@@ -20,8 +20,6 @@ memory), with the reason."""
 
 _NOT_BUILT = {
     "sweep": ("compose a run for a grid of clusters and options", "echo-sim compose takes --cluster several times"),
-    "profile": ("measure operations into a database", "durations come from the model of the accelerator"),
-    "overlap": ("collect, train and evaluate slowdown models", "the slowdown formula is used"),
 }
 
 
@@ -58,6 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run_commands(commands)
     _add_model_commands(commands)
+    sim_overlap.add_commands(commands, _command)
+    sim_profile.add_commands(commands)
     for name, (does, _) in _NOT_BUILT.items():
         commands.add_parser(name, help=f"{does} (not built yet)", add_help=False)
     return parser

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from echo_hooks.errors import UsageError
+from echo_hooks.graph.files import atomic_write
 from echo_hooks.graph.problems import BROKEN_PLAN
 from echo_hooks.graph.roles import Role
-from echo_hooks.graph.rundir import Run, atomic_write, read_run
+from echo_hooks.graph.rundir import Run, read_run
 from echo_hooks.hardware.cluster import Cluster, load_cluster
 from echo_hooks.network.calibration import load_calibration
 from echo_hooks.report.comparison import compare as compare_with

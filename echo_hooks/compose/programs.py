@@ -65,7 +65,7 @@ class Call:
 class RoleProgram:
     """One role's program of ``n`` records.
 
-    Per record: ``action``, ``run_us`` (duration alone of RUN), ``place`` (position in its stream's list), and CSR
+    Per record: ``action``, ``host_us`` (with the host's own work), ``run_us`` (duration alone of RUN), ``place`` (position in its stream's list), and CSR
     lists ``waits`` (WAIT and SYNC: records to wait for; -1-i is record i of the copy before) and ``parts`` (CALL and
     HOST_CALL: indices of calls). Per call, in program order: ``call_record``, ``call_port``, ``call_kind`` (index into
     ``calls``), ``call_number`` (its place among the port's calls) and ``call_share`` (of its batch's duration).
@@ -79,6 +79,7 @@ class RoleProgram:
     steps: int
     n: int
     action: np.ndarray
+    host_us: np.ndarray
     run_us: np.ndarray
     place: np.ndarray
     thread: np.ndarray
@@ -155,6 +156,7 @@ def role_program(role: Role, trace: RankTrace, groups: GroupTable, timed: bool =
         steps=max(1, trace.steps),
         n=n,
         action=action,
+        host_us=program.host_us + np.where((kind == Kind.HOST) & (program.duration_us > 0), program.duration_us, 0.0),
         run_us=np.where(local & timed, program.duration_us, 0.0),
         place=place,
         thread=np.unique(program.thread, return_inverse=True)[1].astype(np.int32),

@@ -112,7 +112,7 @@ def concatenate(programs: Sequence[RoleProgram]) -> Programs:
         n=np.asarray([p.n for p in programs], np.int64),
         record0=bases([p.n for p in programs]),
         action=joined("action", np.uint8),
-        host_us=np.concatenate([p.program.host_us for p in programs]).astype(np.float64),
+        host_us=np.concatenate([p.host_us for p in programs]).astype(np.float64),
         thread=joined("thread", np.int64),
         run_us=joined("run_us", np.float64),
         stream=np.concatenate([p.program.stream for p in programs]).astype(np.int64),

@@ -48,6 +48,8 @@ class OpSignature:
     "max", ...), ``input_splits``/``output_splits`` (elements, uneven all-to-all), ``count`` (tensors in a coalesced
     call). For fused attention ``causal``, for foreach and fused optimizer ops ``tensors`` (how many), for float32
     products ``tf32`` (allowed or not), for copies ``direction``.
+    ``call``: the arguments' structure, with which the op can be called again (echo_hooks/capture/calls.py); "" where
+    the tracer could not tell.
     """
 
     name: str
@@ -57,6 +59,7 @@ class OpSignature:
     bytes_read: int = 0
     bytes_written: int = 0
     attrs: tuple[tuple[str, Any], ...] = ()
+    call: str = ""
 
     def attr(self, name: str, default: Any = None) -> Any:
         for key, value in self.attrs:

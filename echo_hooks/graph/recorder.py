@@ -76,6 +76,10 @@ class Recorder:
 
     # ---- time ----
 
+    def ours(self) -> bool:
+        """Whether the calling thread is the one whose host time the program tells: the first."""
+        return threading.get_ident() == self._thread
+
     @contextmanager
     def own_time(self):
         """Echo's own time: the host clock of the program stands still inside."""
@@ -86,14 +90,14 @@ class Recorder:
             self.leave()
 
     def enter(self) -> None:
-        if threading.get_ident() != self._thread:  # the clock is the first thread's
+        if not self.ours():
             return
         if self._depth == 0:
             self.host_ns += self.clock_ns() - self._left_ns
         self._depth += 1
 
     def leave(self) -> None:
-        if threading.get_ident() != self._thread:
+        if not self.ours():
             return
         self._depth -= 1
         if self._depth == 0:
@@ -101,7 +105,7 @@ class Recorder:
 
     def enter_from_dispatch(self) -> None:
         """As ``enter``, for an op that came through the dispatch mode: the way there is Echo's own time too."""
-        outermost = self._depth == 0 and threading.get_ident() == self._thread
+        outermost = self._depth == 0 and self.ours()
         self.enter()
         if outermost:
             self.host_ns = max(0, self.host_ns - self.overhead_ns)
@@ -116,7 +120,7 @@ class Recorder:
     def _append(self, kind: Kind, **values) -> int:
         if self.paused:
             return -1
-        if threading.get_ident() != self._thread:
+        if not self.ours():
             return self._append_aside(kind, **values)
         outside = self._depth == 0  # called without own_time(): still never counts our own work
         if outside:
@@ -144,6 +148,10 @@ class Recorder:
 
     def copy(self, op: int, bytes: int, stream: int | None = None) -> int:
         return self._append(Kind.COPY, op=op, bytes=bytes, stream=self.stream if stream is None else stream)
+
+    def host_work(self, op: int, bytes: int) -> int:
+        """Work of the host that did not run here, as its tensors hold no data: ``bytes`` of memory read and written."""
+        return self._append(Kind.HOST, op=op, bytes=bytes)
 
     def record_event(self, stream: int | None = None) -> int:
         """A new event at the end of ``stream``; returns its number."""

@@ -9,6 +9,7 @@ import torch
 from echo_hooks import host_tensors
 from echo_hooks.graph.ops import dtype_name
 from echo_hooks.graph.problems import Problem
+from echo_hooks.world import filling
 from echo_hooks.world.payloads import PAYLOAD_MAX_BYTES, Payload, bytes_tensor, tensor_bytes
 from echo_hooks.world.record import nbytes
 from echo_hooks.world.values import RECEIVED_STD, is_control, policy_value
@@ -128,7 +129,9 @@ def make_up(world: VirtualWorld, out: torch.Tensor, name: str, source: int, echo
     """
     small = nbytes([out]) <= PAYLOAD_MAX_BYTES
     answer: str | int
-    if is_control(out.dtype):
+    if world.values.in_place:
+        answer = filling.made_up(out, echo, world.device_generator(out.device))
+    elif is_control(out.dtype):
         if world.values.pretended(out) and not small:
             world.values.set(out, None)
             return
@@ -148,6 +151,9 @@ def make_up(world: VirtualWorld, out: torch.Tensor, name: str, source: int, echo
 
 def set_fitting(world: VirtualWorld, out: torch.Tensor, value: torch.Tensor | None) -> None:
     """Uneven sizes: the common prefix, then zeros."""
+    if value is not None and world.values.in_place:
+        filling.fitted(value, out)
+        return
     if value is None:
         world.values.set(out, None)
         return

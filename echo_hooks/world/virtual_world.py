@@ -59,6 +59,7 @@ class VirtualWorld:
         self.payloads = payloads
         self.rank = recorder.rank
         self.generator = torch.Generator().manual_seed(self.seed)  # never the script's: its data order must not move
+        self._device_generators: dict[torch.device, torch.Generator] = {}
         self.findings: list[Problem] = []
         self.unanswered = recorder.unanswered
         self.store = VirtualStore(self)
@@ -157,6 +158,13 @@ class VirtualWorld:
         number = self._messages.get(lane, 0)
         self._messages[lane] = number + 1
         return number
+
+    def device_generator(self, device: torch.device) -> torch.Generator:
+        """The generator of made-up values on a real device."""
+        found = self._device_generators.get(device)
+        if found is None:
+            found = self._device_generators[device] = torch.Generator(device).manual_seed(self.seed)
+        return found
 
     def missing_objects(self, own: list) -> Callable[[], list]:
         """Objects to answer with when nobody knows what was sent."""

@@ -27,6 +27,7 @@ from echo_launch.directory import RunDirectory
 from echo_launch.pool import TRACER, LocalPool
 from echo_launch.progress import TracingProgress
 from echo_launch.schedule import Schedule
+from echo_launch.torchrun import RealRun
 from echo_launch.tracing import Traced, trace_ranks
 
 
@@ -37,8 +38,8 @@ def main(
     try:
         with _signals_as_exceptions():
             launch = parse(sys.argv[1:] if argv is None else argv)
-            if not isinstance(launch, Launch):
-                return _torchrun(launch)
+            if isinstance(launch, RealRun):
+                launch.become()
             return _simulate(launch, tracer, finish or compose_and_report)
     except EchoError as error:
         return _explain(error)
@@ -50,13 +51,6 @@ def main(
     except _Interrupted as interrupted:
         print(f"echo-launch: ended by {interrupted.signal.name}", file=sys.stderr)
         return 128 + interrupted.signal
-
-
-def _torchrun(argv: list[str]) -> int:
-    """Become torchrun, with the very same arguments."""
-    _say("no --simulate: this is torchrun (a record for comparison is not built yet)")
-    sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *argv])
 
 
 # ---- a simulation ----
@@ -163,6 +157,7 @@ def compose_and_report(run: Run, launch: Launch) -> Outcome:
         slow_ranks=launch.slow_ranks,
         jitter=launch.jitter,
         seed=launch.seed,
+        calibration=launch.calibration,
     )
     report = analysis.report
     write_files(run.path, run, analysis.composition, report)
@@ -198,7 +193,7 @@ def manifest(launch: Launch, traced: Traced, versions: Mapping[str, str], roles:
         ],
         "assumptions": [*([world.note] if world.note else []), *traced.unsettled],
         "made_up_values": _made_up_values(traced.facts),
-        "nccl_environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("NCCL_")},
+        "nccl_environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("NCCL_", "HCCL_"))},
         "peak_rss_bytes": traced.peak_rss_bytes,
         "complete": True,
     }

@@ -115,7 +115,7 @@ def _trace(launch: Launch, tracer: str, directory: RunDirectory) -> tuple[Run, T
     if traced.failure is not None and not _explains(traced, roles, directory):
         raise traced.failure
     write_roles(directory.path, roles)
-    write_manifest(directory.path, manifest(launch, traced, versions))
+    write_manifest(directory.path, manifest(launch, traced, versions, roles))
     return read_run(directory.path), traced
 
 
@@ -168,7 +168,7 @@ def compose_and_report(run: Run, launch: Launch) -> Outcome:
     )
 
 
-def manifest(launch: Launch, traced: Traced, versions: Mapping[str, str]) -> dict[str, Any]:
+def manifest(launch: Launch, traced: Traced, versions: Mapping[str, str], roles: list[Role]) -> dict[str, Any]:
     """What is written last: its presence says that the run is whole."""
     world = launch.world
     return {
@@ -186,6 +186,11 @@ def manifest(launch: Launch, traced: Traced, versions: Mapping[str, str]) -> dic
         "traced_ranks": sorted(traced.facts),
         "traced_because": {str(rank): traced.reasons[rank] for rank in sorted(traced.facts)},
         "traced_twice": traced.retraced,
+        "assumed_equal": [
+            {"ranks": rank_ranges(assumed), "to": role.traced_rank, "why": role.why}
+            for role in roles
+            if (assumed := set(role.ranks) - set(role.proven))
+        ],
         "assumptions": [*([world.note] if world.note else []), *traced.unsettled],
         "made_up_values": _made_up_values(traced.facts),
         "nccl_environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("NCCL_", "HCCL_"))},

@@ -34,7 +34,14 @@ def rebuild(signature: OpSignature, device: torch.device, generator: torch.Gener
     args, kwargs = _arguments(func, signature, device, generator)
     if "_scaled_dot_product" in signature.name and func._schema.name.endswith("_backward"):
         args, kwargs = _after_forward(func, args, kwargs)
-    return lambda: func(*args, **kwargs)
+    if (tf32 := signature.attr("tf32")) is None:
+        return lambda: func(*args, **kwargs)
+
+    def with_precision() -> Any:
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        return func(*args, **kwargs)
+
+    return with_precision
 
 
 def operand_bytes(signature: OpSignature) -> int:

@@ -25,7 +25,7 @@ SOURCES = {
 # face, echo_hooks/__init__.py.
 COLUMNS = (
     ("errors", "patching", "runner", "host_tensors"),
-    ("late",),
+    ("late", "stand_ins"),
     ("integrations",),
     ("hardware",),
     ("graph",),
@@ -46,6 +46,7 @@ TORCH_FREE = (
     "patching",
     "runner",
     "late",
+    "stand_ins",
     "integrations",
     "hardware",
     "graph",

@@ -20,6 +20,16 @@ def dtype_name(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def itemsize(dtype: str) -> int:
+    """Bytes of one element of a dtype by its torch name."""
+    if dtype == "bool":
+        return 1
+    for bits in (128, 64, 32, 16):
+        if dtype.endswith(str(bits)):
+            return bits // 8
+    return 1  # int8, uint8, float8_e4m3fn and its kin
+
+
 def meta_of(tensor: Any) -> TensorMeta:
     """Meta of a torch tensor (which this module need not import to read)."""
     return TensorMeta(tuple(int(n) for n in tensor.shape), dtype_name(tensor.dtype), tensor.is_contiguous())

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from echo_hooks.graph.ops import OpSignature
-from echo_hooks.timing.classes import op_class
+from echo_hooks.timing.classes import PRODUCTS, op_class
 from echo_hooks.timing.database import CONDITIONS, Database, Measurement, digest_of, key_of, write_database
 from echo_hooks.profiling.timer import Planned, Sample, TimingFailed
 
@@ -20,7 +20,6 @@ BATCH_CALLS = 64
 BATCH_BYTES = 24 << 30
 CHECKPOINT_S = 20.0
 
-PRODUCTS = ("gemm", "attention_forward", "attention_backward")
 REST, LONGEST_REST_US = 3.0, 10_000.0
 """A product rests so many times its own length before a cold call: busy a quarter of the time, the device keeps its
 full clock."""

@@ -6,11 +6,12 @@ something about another. Features that an operation has no meaning for are NaN, 
 
 from __future__ import annotations
 
+import re
 from math import log2, nan, prod
 
 from echo_hooks.graph.ops import OpSignature, TensorMeta, itemsize
 from echo_hooks.hardware.accelerator import Accelerator
-from echo_hooks.timing.classes import base_name, op_class
+from echo_hooks.timing.classes import PRODUCTS, base_name, op_class
 from echo_hooks.timing.matmul import gemms
 from echo_hooks.timing.roofline import attention_work, efficiency_class, estimate, multi_tensor_launches
 
@@ -45,11 +46,16 @@ CLASSES = (
 NAMES = (
     *("class", "op", "loaded", "log_estimate", "log_bytes", "log_read_share", "log_flops", "log_intensity"),
     *("log_elements", "log_rows", "log_columns", "log_outputs", "tensors", "kernels", "launches"),
-    *("item_in", "item_out", "is_float16", "is_bfloat16", "strided_inputs", "broadcast", "last_stride", "in_l2"),
+    *("item_in", "item_out", "is_float16", "is_bfloat16", "strided_inputs", "broadcast", "in_l2"),
+    *("far_inner", "keeps_columns", "flags", "worded"),
     *("m", "n", "k", "batch", "align_m", "align_n", "align_k", "transposed_a", "transposed_b", "addend", "tf32"),
+    "ignores_addend",
     *(f"{what}_{m}x{n}" for m, n in TILES for what in ("waves", "fullness")),
     *("heads", "queries", "keys", "head_size", "causal", "log_blocks", "arithmetic_share"),
 )
+
+
+_LAST_STRIDE = re.compile(r'\["T"(?:,\d+)*,(\d+)\]')
 
 
 def feature_class(signature: OpSignature) -> str | None:
@@ -84,11 +90,13 @@ def features(signature: OpSignature, accelerator: Accelerator, ops: dict[str, in
     largest = max((*tensors, *signature.outputs), key=lambda t: prod(t.shape), default=TensorMeta((), "float32"))
     elements = prod(largest.shape)
     columns = largest.shape[-1] if largest.shape else 1
+    opclass = op_class(signature.name)
     moved = signature.bytes_read + signature.bytes_written
+    if opclass is not None and opclass.traffic is not None:
+        moved = opclass.traffic(signature)
     first = signature.inputs[0] if signature.inputs else largest
     last = signature.outputs[0] if signature.outputs else first
-    opclass = op_class(signature.name)
-    is_product = name in ("gemm", "attention_forward", "attention_backward")
+    is_product = name in PRODUCTS
     found: dict[str, float] = {
         "class": float(CLASSES.index(name)) if name else nan,
         "op": float(ops.get(base_name(signature.name).rstrip("_"), -1)),
@@ -111,8 +119,12 @@ def features(signature: OpSignature, accelerator: Accelerator, ops: dict[str, in
         "is_bfloat16": float(first.dtype == "bfloat16"),
         "strided_inputs": float(sum(not t.contiguous for t in tensors)),
         "broadcast": float(len({t.shape for t in tensors})),
-        "last_stride": float(any(not t.contiguous for t in signature.inputs[:1])),
         "in_l2": min(moved / accelerator.l2_bytes, 8.0),
+        # Operands whose neighbours in memory are not neighbours in their last dimension.
+        "far_inner": float(sum(stride not in ("0", "1") for stride in _LAST_STRIDE.findall(signature.call))),
+        "keeps_columns": float(last.shape[-1:] == largest.shape[-1:]),
+        "flags": float(signature.call.count("true")),
+        "worded": float(signature.call.count('"text"')),
     }
     if name == "gemm":
         found |= _product(signature, accelerator)
@@ -141,6 +153,7 @@ def _product(signature: OpSignature, accelerator: Accelerator) -> dict[str, floa
         "transposed_b": float(not b.contiguous),
         "addend": float(addend),
         "tf32": float(bool(signature.attr("tf32"))),
+        "ignores_addend": float('"beta":0' in signature.call),
     }
     for m, n in TILES:
         waves = p.batch * -(-p.m // m) * -(-p.n // n) / accelerator.multiprocessors

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from echo_hooks.errors import UsageError
+from echo_hooks.graph.ops import OpSignature
 from echo_hooks.graph.program import Evidence, Kind
 from echo_hooks.graph.rundir import RankTrace
 from echo_hooks.hardware.accelerator import Accelerator
 from echo_hooks.timing.host import HOST_BANDWIDTH_BYTES_PER_S
-from echo_hooks.timing.pricing import Pricing
+from echo_hooks.timing.pricing import Pricing, is_product, load_of
 
 
 def fill_durations(trace: RankTrace, pricing: Pricing | Accelerator, ranks_per_node: int = 1) -> list[str]:
@@ -29,14 +30,16 @@ def fill_durations(trace: RankTrace, pricing: Pricing | Accelerator, ranks_per_n
         raise UsageError(f"rank {trace.rank}: record {local[ops.argmin()]} is device work without an op")
     if isinstance(pricing, Accelerator):
         pricing = Pricing(pricing)
-    pricing.prepare(trace.ops[op] for op in np.unique(ops))
+    used, count = np.unique(ops, return_counts=True)
+    pricing.prepare(trace.ops[op] for op in used)
+    load = _load([trace.ops[op] for op in used], count, pricing)
     durations = np.full(len(trace.ops), np.nan)
     evidence = np.full(len(trace.ops), Evidence.NONE, dtype=np.uint8)
     guessed: list[str] = []
-    for op in np.unique(ops):
+    for op in used:
         signature = trace.ops[op]
         found = pricing.price(signature)
-        durations[op] = found.duration_us
+        durations[op] = found.at(load)
         evidence[op] = found.evidence
         if found.evidence == Evidence.ASSUMED and signature.name not in guessed:
             guessed.append(signature.name)
@@ -47,6 +50,13 @@ def fill_durations(trace: RankTrace, pricing: Pricing | Accelerator, ranks_per_n
     program.columns["duration_us"][on_host] = program.bytes[on_host] / per_us
     program.columns["evidence"][on_host] = Evidence.ASSUMED
     return guessed
+
+
+def _load(signatures: list[OpSignature], count: np.ndarray, pricing: Pricing) -> float:
+    """How loaded the device is: by the share of matrix products in its busy time."""
+    times = np.array([pricing.price(s).duration_us for s in signatures]) * count
+    products = np.array([is_product(s) for s in signatures], bool)
+    return load_of(float(times[products].sum() / times.sum())) if times.sum() > 0.0 else 0.0
 
 
 def host_bytes(trace: RankTrace) -> int:

@@ -23,6 +23,7 @@ import numpy as np
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.ops import OpSignature
 from echo_hooks.hardware.accelerator import Accelerator, accelerator_names, load_accelerator
+from echo_hooks.timing.classes import PRODUCTS
 from echo_hooks.timing.features import NAMES, feature_class, features
 from echo_hooks.timing.matmul import peak_rate
 from echo_hooks.timing.roofline import attention_work, estimate
@@ -65,13 +66,13 @@ class LearnedModel:
 
 
 def floor_us(signature: OpSignature, accelerator: Accelerator) -> float:
-    """What no kernel can beat: its products at the datasheet's peak, its bytes beyond the cache at full bandwidth."""
+    """What no kernel can beat: its products at the datasheet's peak, its results beyond the cache at full bandwidth."""
     name = feature_class(signature)
     arithmetic_us = 0.0
-    if name in ("gemm", "attention_forward", "attention_backward"):
+    if name in PRODUCTS:
         flops = attention_work(signature)[0] if name != "gemm" else float(signature.flops)
         arithmetic_us = flops / peak_rate(signature, accelerator)[0] * 1e6
-    beyond = max(signature.bytes_written + signature.bytes_read - 2 * accelerator.l2_bytes, 0)
+    beyond = max(signature.bytes_written - accelerator.l2_bytes, 0)
     return max(arithmetic_us, beyond / accelerator.memory_bandwidth_bytes_per_s * 1e6)
 
 

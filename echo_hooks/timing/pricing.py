@@ -13,6 +13,7 @@ from echo_hooks.errors import UsageError
 from echo_hooks.graph.ops import OpSignature
 from echo_hooks.graph.program import Evidence
 from echo_hooks.hardware.accelerator import Accelerator
+from echo_hooks.timing.classes import PRODUCTS, op_class
 from echo_hooks.timing.database import Database, Measurement, key_of, read_database
 from echo_hooks.timing.learned import LearnedModel, shipped_model
 from echo_hooks.timing.roofline import estimate
@@ -23,11 +24,30 @@ TIMINGS = ("auto", "execute", "profile", "model")
 
 @dataclass(frozen=True)
 class Price:
-    """``source``: what the evidence rests on, for the report."""
+    """``duration_us``: on a rested device. ``loaded_us``: on one kept busy with matrix products, whose power limit slows
+    its clock; of products alone. ``source``: what the evidence rests on."""
 
     duration_us: float
     evidence: Evidence
     source: str = ""
+    loaded_us: float | None = None
+
+    def at(self, load: float) -> float:
+        """Duration between rested (``load`` 0) and fully loaded (1)."""
+        if self.loaded_us is None:
+            return self.duration_us
+        return self.duration_us + load * max(self.loaded_us - self.duration_us, 0.0)
+
+
+RESTED_SHARE = 0.47
+"""Up to this share of its time in matrix products a device keeps its full clock; above, products slow in proportion to
+the share, to the loaded time at a share of one. By bench/op_times_in_context.py on an H200: the products of a training
+job in which they take 0.6 of any 30 ms lose a quarter of what they lose under full load, below 0.3 nothing."""
+
+
+def load_of(product_share: float) -> float:
+    """How loaded a device is whose busy time holds so large a share of matrix products."""
+    return min(max((product_share - RESTED_SHARE) / (1.0 - RESTED_SHARE), 0.0), 1.0)
 
 
 class Pricing:
@@ -56,9 +76,9 @@ class Pricing:
                 unmeasured.append(signature)
             else:
                 self._prices[signature] = found
-        learned = self.model.predict(unmeasured, self.accelerator) if self.model is not None and unmeasured else {}
+        learned, loaded = self._learned(unmeasured)
         for signature in unmeasured:
-            self._prices[signature] = self._modelled(signature, learned.get(signature))
+            self._prices[signature] = self._modelled(signature, learned.get(signature), loaded.get(signature))
 
     def price(self, signature: OpSignature) -> Price:
         """Duration alone on the device, the pause before the next kernel included."""
@@ -67,38 +87,58 @@ class Pricing:
         return self._prices[signature]
 
     def _measured(self, signature: OpSignature) -> Price | None:
-        if not signature.call and not signature.name.startswith("copy_"):
+        if not signature.call:
             return None
         key = key_of(signature)
+        pause_us = self.accelerator.launch_overhead_us
         for table in self._tables:
-            row = table.get(key)
-            if row is not None:
+            rows = table.get(key)
+            if rows is not None:
+                row = min(rows.values(), key=lambda r: _PREFERRED[r.condition])
+                loaded = rows.get("loaded")
                 self.versions[row.versions] += 1
-                return Price(row.median_us + self.accelerator.launch_overhead_us, Evidence.PROFILED, row.device)
+                return Price(
+                    row.median_us + pause_us,
+                    Evidence.PROFILED,
+                    "database",
+                    loaded.median_us + pause_us if loaded is not None else None,
+                )
         return None
 
-    def _modelled(self, signature: OpSignature, learned_us: float | None) -> Price:
+    def _learned(self, signatures: Sequence[OpSignature]) -> tuple[dict[OpSignature, float], dict[OpSignature, float]]:
+        """Times on a rested and, of products, on a loaded device."""
+        if self.model is None or not signatures:
+            return {}, {}
+        products = [s for s in signatures if is_product(s)]
+        return (
+            self.model.predict(signatures, self.accelerator),
+            self.model.predict(products, self.accelerator, loaded=True),
+        )
+
+    def _modelled(self, signature: OpSignature, learned_us: float | None, loaded_us: float | None) -> Price:
         roofline = estimate(signature, self.accelerator)
         if not roofline.known:
             return Price(roofline.duration_us, Evidence.ASSUMED, "its bytes alone")
         if learned_us is not None:
-            return Price(learned_us, Evidence.MODELLED, "learned model")
+            return Price(learned_us, Evidence.MODELLED, "learned model", loaded_us)
         return Price(roofline.duration_us, Evidence.MODELLED, "roofline")
 
 
-def _by_key(database: Database, device: str) -> dict[tuple, Measurement]:
-    """The rested, cold measurement of each operation on that device; the loaded or warm one where there is no other.
+_PREFERRED = {"cold": 0, "loaded": 1, "warm": 2}
 
-    Of several library versions the last recorded counts.
-    """
-    order = {"cold": 0, "loaded": 1, "warm": 2}
-    found: dict[tuple, Measurement] = {}
+
+def is_product(signature: OpSignature) -> bool:
+    """Whether the op is made of matrix products, which draw more power than a device may."""
+    found = op_class(signature.name)
+    return found is not None and found.name in PRODUCTS
+
+
+def _by_key(database: Database, device: str) -> dict[tuple, dict[str, Measurement]]:
+    """The measurements of each operation on that device by condition; of several library versions the last counts."""
+    found: dict[tuple, dict[str, Measurement]] = {}
     for row in database.rows:
-        if row.device != device:
-            continue
-        key = key_of(row.signature)
-        if key not in found or order[row.condition] <= order[found[key].condition]:
-            found[key] = row
+        if row.device == device:
+            found.setdefault(key_of(row.signature), {})[row.condition] = row
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from echo_hooks.graph.rundir import atomic_write
+from echo_hooks.graph.files import atomic_write
 from echo_hooks.network.measured import Compared
 
 _COLOURS = ("#3366cc", "#dc3912", "#109618", "#990099", "#ff9900", "#0099c6", "#dd4477", "#66aa00")

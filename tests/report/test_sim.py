@@ -222,7 +222,7 @@ def test_network_refuses(capsys, option, value, says):
     assert says in fails(capsys, "network", *(word for pair in words.items() for word in pair))
 
 
-@pytest.mark.parametrize("name", ["sweep", "profile", "overlap"])
+@pytest.mark.parametrize("name", ["sweep"])
 def test_what_is_not_built_says_so(capsys, name):
     assert f"{name} is not built yet" in fails(capsys, name, "--any", "option")
 

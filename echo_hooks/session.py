@@ -24,6 +24,7 @@ from echo_hooks.capture.plans import Planner
 from echo_hooks.capture.steps import StepsDone
 from echo_hooks.devices.accelerator_interface import open_device
 from echo_hooks.devices.allocator import CachingAllocator, allocator_settings
+from echo_hooks.devices.libraries import cublas_workspace_bytes
 from echo_hooks.devices.tensor_patches import patches as tensor_patches
 from echo_hooks.errors import EchoError, NothingSimulated, ScriptError
 from echo_hooks.graph.groups import GroupTable
@@ -88,6 +89,7 @@ class Stage:
         self.world = VirtualWorld(
             recorder, self.capture.values, nproc_per_node=job.nproc_per_node, payloads=PayloadStore(None), seed=job.seed
         )
+        self.stand_ins = integrations.stand_ins(self.integrations)
         self.overhead_ns = 0
         self._patches = PatchSet(tensor_patches())
         self._installed = contextlib.ExitStack()
@@ -99,9 +101,13 @@ class Stage:
         expandable_segments, _ = allocator_settings(os.environ)
         return CachingAllocator(self.accelerator.memory_bytes, expandable_segments)
 
+    def _workspace_bytes(self) -> int:
+        nvidia = self.accelerator.vendor == "nvidia"
+        return cublas_workspace_bytes(self.accelerator.compute_capability if nvidia else None, os.environ)
+
     def install(self) -> None:
         late = integrations.late_patches(self.integrations)
-        parts: list[Hooks] = [self.device, self._patches, self.world, *late]
+        parts: list[Hooks] = [self.device, self._patches, self.world, self.stand_ins, *late]
         for part in parts:
             part.install()
             self._installed.callback(part.remove)
@@ -118,7 +124,15 @@ class Stage:
         recorder.overhead_ns = self.overhead_ns
         for setting in allocator_settings(os.environ)[1]:
             recorder.note(f"{setting} of PYTORCH_CUDA_ALLOC_CONF is not modelled: memory is that of its default")
-        self.capture = Capture(recorder, allocator, self.planner, job.warmup_steps, job.steps)
+        self.stand_ins.say(recorder.note)
+        self.capture = Capture(
+            recorder,
+            allocator,
+            self.planner,
+            job.warmup_steps,
+            job.steps,
+            self._workspace_bytes(),
+        )
         payloads = PayloadStore(Path(job.out) / "payloads" if job.out else None)
         self.device.retarget(recorder, rank % job.nproc_per_node, allocator)
         self.world.retarget(recorder, self.capture.values, payloads)
@@ -155,6 +169,7 @@ class Tracer:
         self.stage = Stage(self.job)
         self.stage.install()
         imported = script_imports(self.job)
+        self.stage.stand_ins.asked = frozenset(imported)
         for integration in self.stage.integrations:
             if imported & set(integration.frameworks):
                 for name in integration.preload:
@@ -173,6 +188,7 @@ class Tracer:
         _seed(job.seed)
         capture = stage.become(rank)
         capture.start()
+        failure: ScriptError | None = None
         try:
             run_script(job.script, list(job.args), job.module)
         except StepsDone:
@@ -185,11 +201,18 @@ class Tracer:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            raise ScriptError(f"rank {rank}: {type(error).__name__}: {error}", rank, script_traceback(error)) from error
+            failure = ScriptError(f"rank {rank}: {type(error).__name__}: {error}", rank, script_traceback(error))
+            failure.__cause__ = error
         finally:
             capture.stop()
             stage.world.payloads.save()
-        return finished(stage, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        if failure is None:
+            return finished(stage, seconds)
+        with contextlib.suppress(Exception):  # nothing may hide the script's own failure
+            failure.trace = stage.capture.trace(seconds)
+            stage.named(failure.trace.groups)
+        raise failure
 
 
 def finished(stage: Stage, seconds: float) -> RankTrace:

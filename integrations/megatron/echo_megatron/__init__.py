@@ -1,4 +1,4 @@
-"""Megatron: names of its groups, and what megatron-core needs where Transformer Engine is missing."""
+"""Megatron: names of its groups, and stand-ins for the packages that it needs a real device for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from types import ModuleType
 
 from echo_hooks.integrations import Integration
 from echo_hooks.patching import Patch
+from echo_megatron.stand_ins import STAND_INS
 
 GROUP_NAMES = {
     # group_desc given by megatron.core.parallel_state -> the name Megatron's users have for it
@@ -84,4 +85,5 @@ integration = Integration(
         "megatron.core.transformer.moe.moe_utils": _moe_utils,
     },
     group_names=GROUP_NAMES,
+    stand_ins=STAND_INS,
 )

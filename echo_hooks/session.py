@@ -27,7 +27,7 @@ from echo_hooks.devices.allocator import CachingAllocator, allocator_settings
 from echo_hooks.devices.tensor_patches import patches as tensor_patches
 from echo_hooks.errors import EchoError, NothingSimulated, ScriptError
 from echo_hooks.graph.groups import GroupTable
-from echo_hooks.graph.recorder import Recorder
+from echo_hooks.graph.recorder import Recorder, own_sources
 from echo_hooks.graph.rundir import RankTrace
 from echo_hooks.hardware.cluster import load_cluster
 from echo_hooks.patching import PatchSet
@@ -89,6 +89,8 @@ class Stage:
             recorder, self.capture.values, nproc_per_node=job.nproc_per_node, payloads=PayloadStore(None), seed=job.seed
         )
         self.stand_ins = integrations.stand_ins(self.integrations)
+        for directory in self.stand_ins.directories():
+            own_sources(directory)
         self.overhead_ns = 0
         self._patches = PatchSet(tensor_patches())
         self._installed = contextlib.ExitStack()

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from echo_hooks.hardware.cluster import load_cluster
-from echo_hooks.network.calibration import write_calibration
+from echo_hooks.network.calibration import Calibration, write_calibration
 from echo_hooks.network.fit import fit
 from echo_hooks.network.sweep_files import read_sweeps
 from echo_hooks.network.sweeps import Sweep
@@ -23,6 +23,7 @@ OUT = Path(__file__).parent.parent / "echo_hooks" / "network" / "calibrations"
 AICONFIGURATOR = (
     "ai-dynamo/aiconfigurator 095f58a5 (Apache-2.0), nccl_perf.parquet of {system}: nccl-tests in one node, NCCL {v}"
 )
+CORE_WEAVE = "between nodes: coreweave/nccl-tests README.md, all-reduce on 32 A100 in 4 nodes, SHARP loaded"
 ECHO = "NetX-lab/Echo 15f0d12c (MIT), nccl-test-log: all-reduce on 2 to 16 A100 40 GB of Azure ND A100 v4"
 # Calibration, cluster, prefix of the sweeps' ids.
 FROM_SWEEPS = (
@@ -39,23 +40,30 @@ def main(data: Path) -> None:
     sweeps = read_sweeps(data / "sweeps.csv")
     for name, cluster, prefix, system, version in FROM_SWEEPS:
         ours = [s for s in sweeps if f"({prefix}" in s.source and s.dtype == "float16"]
-        write(name, ours, cluster, AICONFIGURATOR.format(system=system, v=version))
+        source = AICONFIGURATOR.format(system=system, v=version)
+        prior = write(name, ours, cluster, source)
+        if name == "a100-80gb":
+            four = [s for s in sweeps if "(cw_a100_ar_32)" in s.source]
+            write(name, four, "a100-80gb:4x8", f"{source}; {CORE_WEAVE}", version, prior)
     logs = [read_sweeps(data / "logs" / f"nccl_{n}.log")[0] for n in (2, 4, 8, 16)]
     write("a100-40gb", logs, "a100-40gb:2x8", ECHO, ECHO_VERSION)
     ours = [s for s in sweeps if "(aic_h100_sxm_2.29.2_" in s.source and s.dtype == "float16"]
     write("h800", ours, "h100-sxm:1x8", "as h100-sxm: " + AICONFIGURATOR.format(system="h100_sxm", v="2.29.2"))
 
 
-def write(name: str, sweeps: list[Sweep], cluster: str, source: str, version: str = "") -> None:
-    fitted = fit(sweeps, load_cluster(cluster), nccl_version=version, name=name, source=source)
-    calibration = dataclasses.replace(
-        fitted.calibration, accelerator=name, nccl_version="" if version else fitted.calibration.nccl_version
-    )
+def write(
+    name: str, sweeps: list[Sweep], cluster: str, source: str, version: str = "", prior: Calibration | None = None
+) -> Calibration:
+    """``version``: assumed of sweeps that do not say it. ``prior``: what it adds to."""
+    fitted = fit(sweeps, load_cluster(cluster), nccl_version=version, name=name, source=source, prior=prior)
+    known = prior.nccl_version if prior else "" if version else fitted.calibration.nccl_version
+    calibration = dataclasses.replace(fitted.calibration, accelerator=name, nccl_version=known)
     path = OUT / f"{name}.toml"
     write_calibration(calibration, path, "Made by bench/fit_calibrations.py; do not edit.")
     print(f"{path.name}: {len(fitted.rows)} points of {len(sweeps)} sweeps, {fitted.unused} set by the host's launches")
     for key in fitted.too_few:
         print(f"  too few points of {' '.join(key).strip()}: at its prior")
+    return calibration
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_hooks.hardware.cluster import Cluster, load_cluster
-from echo_hooks.network.calibration import Calibration
+from echo_hooks.network.calibration import Calibration, shipped_calibration
 from echo_hooks.network.fit import fit
 from echo_hooks.network.measured import Compared, compare, mean_errors
 from echo_hooks.network.model import CommunicationModel
@@ -65,10 +65,25 @@ def echo_logs(data: Path) -> list[dict[str, Any]]:
     table.append(
         fitted("Echo A100, fitted on all, in sample", [*logs.values()], [*logs.values()], cluster, ECHO_VERSION)
     )
+    held: list[Compared] = []
     for n, log in logs.items():
         others = [s for m, s in logs.items() if m != n]
-        table.append(fitted(f"Echo A100, {n} GPUs from the other sizes", others, [log], cluster, ECHO_VERSION))
+        calibration = fit(others, cluster, nccl_version=ECHO_VERSION).calibration
+        compared = compare([log], cluster, calibration, nccl_version=ECHO_VERSION)
+        table.append(row(f"Echo A100, {n} GPUs from the other sizes", compared))
+        held += compared
+    table.append(row("Echo A100, each group size from the others, together", held))
+    one_node, network = [logs[n] for n in (2, 4, 8)], shipped_calibration("a100-80gb")
+    fit_of_node = fit(one_node, cluster, nccl_version=ECHO_VERSION, prior=between_nodes(network)).calibration
+    compared = compare([logs[16]], cluster, fit_of_node, nccl_version=ECHO_VERSION)
+    table.append(row("Echo A100, 16 GPUs from one node and a100-80gb's network", compared))
     return table
+
+
+def between_nodes(calibration: Calibration | None) -> Calibration:
+    """Only what it says about links between nodes."""
+    scalings = calibration.scalings if calibration else {}
+    return Calibration("network", {key: scaling for key, scaling in scalings.items() if key[0] == "network"})
 
 
 def single_node(data: Path) -> list[dict[str, Any]]:
@@ -116,6 +131,7 @@ def kernels(h200x2: Path) -> list[dict[str, Any]]:
     rest = [dataclasses.replace(s, points=s.points[1::2]) for s in sweeps]
     return [
         row("2 H200, kernels, stock", compare(sweeps, cluster, Calibration())),
+        row("2 H200, kernels, by an H100's public sweeps", compare(sweeps, cluster, shipped_calibration("h100-sxm"))),
         row("2 H200, kernels, shipped (other machines' wall times)", compare(sweeps, cluster)),
         fitted("2 H200, kernels, every other size from the rest", some, rest, cluster, ""),
     ]

@@ -36,12 +36,16 @@ def main() -> None:
         )
     errors = [abs(row["error"]) for row in rows if row["error"] is not None]
     memory = [abs(row["memory_error"]) for row in rows if row["memory_error"] is not None]
+    reserved = [abs(row["reserved_error"]) for row in rows if row.get("reserved_error") is not None]
     summary = {
         "runs": len(rows),
         "predicted": len(errors),
         "mean_abs_error": round(statistics.mean(errors), 4) if errors else None,
         "worst_abs_error": round(max(errors), 4) if errors else None,
         "mean_abs_memory_error": round(statistics.mean(memory), 4) if memory else None,
+        "worst_abs_memory_error": round(max(memory), 4) if memory else None,
+        "mean_abs_reserved_error": round(statistics.mean(reserved), 4) if reserved else None,
+        "worst_abs_reserved_error": round(max(reserved), 4) if reserved else None,
     }
     print(summary)
     if options.out:
@@ -75,18 +79,27 @@ def compare(measured: dict, accelerator: str) -> dict:
     if done.returncode not in (0, 3):
         return {**row, "predicted_ms": None, "error": None, "memory_error": None, "failure": done.stderr[-500:]}
     report = json.loads(done.stdout)
-    peak = max(rank["peak_allocated_bytes"] for rank in measured["ranks"])
-    predicted_peak = max(role["peak_allocated_bytes"] for role in report["roles"])
+    peaks = {
+        name: (max(r[f"peak_{name}_bytes"] for r in measured["ranks"]), _highest(report, name))
+        for name in ("allocated", "reserved")
+    }
     return {
         **row,
         "predicted_ms": round(report["step_time_ms"], 2),
         "error": round(report["step_time_ms"] / measured["step_ms"] - 1, 4),
-        "peak_allocated_bytes": peak,
-        "predicted_peak_allocated_bytes": predicted_peak,
-        "memory_error": round(predicted_peak / peak - 1, 4),
+        "peak_allocated_bytes": peaks["allocated"][0],
+        "predicted_peak_allocated_bytes": peaks["allocated"][1],
+        "memory_error": round(peaks["allocated"][1] / peaks["allocated"][0] - 1, 4),
+        "peak_reserved_bytes": peaks["reserved"][0],
+        "predicted_peak_reserved_bytes": peaks["reserved"][1],
+        "reserved_error": round(peaks["reserved"][1] / peaks["reserved"][0] - 1, 4),
         "breakdown": report["breakdown"],
         "evidence": report["evidence"],
     }
+
+
+def _highest(report: dict, name: str) -> int:
+    return max(role[f"peak_{name}_bytes"] for role in report["roles"])
 
 
 if __name__ == "__main__":

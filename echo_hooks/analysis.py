@@ -13,11 +13,13 @@ from echo_hooks.errors import UsageError
 from echo_hooks.graph.replicas import tokens_per_step
 from echo_hooks.graph.rundir import Run
 from echo_hooks.hardware.cluster import Cluster
+from echo_hooks.network.calibration import Calibration
 from echo_hooks.network.model import CommunicationModel
 from echo_hooks.report.quantities import ranks_text
 from echo_hooks.report.report import Report, build_report
 from echo_hooks.timing import fill_durations
-from echo_hooks.timing.host import settle_host_times
+from echo_hooks.timing.fill import host_bytes
+from echo_hooks.timing.host import HOST_BANDWIDTH_BYTES_PER_S, settle_host_times
 
 BAND_RECORDS = 16_000_000
 """Records simulated for a band that nobody asked for: a few seconds. With jitter asked for there is no limit."""
@@ -39,18 +41,20 @@ def analyse(
     slow_ranks: Mapping[int, float] | None = None,
     jitter: float = 0.0,
     seed: int = 0,
+    calibration: Calibration | None = None,
 ) -> Analysis:
     """Compose ``run`` on ``cluster`` (of at least its world size) and report on it.
 
     ``slow_ranks``: factor on the kernel times by rank. ``jitter``: sigma of the noise of single kernels; ``seed``: of
-    the step time's band.
+    the step time's band. ``calibration``: of the network, instead of the one that comes with the accelerator.
 
     Communication that does not fit together, set-up and warm-up included, gives a report with problems and no times.
     Raises UsageError for a run without measured steps whose communication shows no reason.
     """
     began = time.perf_counter()
     variability = Variability(seed=seed, jitter=jitter, most_records=None if jitter > 0.0 else BAND_RECORDS)
-    composition, unpriced = _compose(run, cluster, folded, slow_ranks, variability)
+    model = CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {}), calibration=calibration)
+    composition, unpriced = _compose(run, cluster, model, folded, slow_ranks, variability)
     if not composition.timelines and not composition.problems:
         raise UsageError(f"{run.path}: the run holds no measured step, so there is nothing to time")
     composed = time.perf_counter()
@@ -64,24 +68,33 @@ def analyse(
     report = build_report(run, composition, cluster, timings=timings)
     report.assumptions.extend(_note("note", sentence) for sentence in _slowed(slow_ranks))
     report.assumptions.append(_note("note", f"tokens per second: {counted}"))
+    if run.world_size > 1:
+        report.assumptions.extend(_note("note", sentence) for sentence in _network_sources(model))
+    report.assumptions.extend(_note("note", sentence) for sentence in _host_work(run, cluster))
     report.assumptions.extend(_note("op priced by its bytes alone", name) for name in unpriced)
     report.timings["report"] = time.perf_counter() - composed
     return Analysis(composition, report)
 
 
 def _compose(
-    run: Run, cluster: Cluster, folded: bool, slow_ranks: Mapping[int, float] | None, variability: Variability
+    run: Run,
+    cluster: Cluster,
+    model: CommunicationModel,
+    folded: bool,
+    slow_ranks: Mapping[int, float] | None,
+    variability: Variability,
 ) -> tuple[Composition, list[str]]:
     """The composition, and the names of ops whose duration is a guess."""
     traces = list(run.traces.values())
     settle_host_times(traces)
-    unpriced = sorted({name for trace in traces for name in fill_durations(trace, cluster.accelerator)})
+    ranks = cluster.accelerators_per_node
+    unpriced = sorted({name for trace in traces for name in fill_durations(trace, cluster.accelerator, ranks)})
     composition = compose(
         run.world_size,
         run.groups,
         run.roles,
         run.traces,
-        CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {})),
+        model,
         folded=folded,
         accelerators_per_node=cluster.accelerators_per_node,
         host_launch_us=cluster.accelerator.host_launch_us,
@@ -90,6 +103,23 @@ def _compose(
         slack=True,
     )
     return composition, unpriced
+
+
+def _network_sources(model: CommunicationModel) -> list[str]:
+    """Where the times of communication come from, and what a reader of them should know."""
+    calibration = model.calibration
+    return [f"communication calibrated by {calibration.name}: {calibration.source}"] * bool(
+        calibration.scalings
+    ) + list(model.notes)
+def _host_work(run: Run, cluster: Cluster) -> list[str]:
+    most = max((host_bytes(trace) / max(trace.steps, 1) for trace in run.traces.values()), default=0)
+    if not most:
+        return []
+    node = cluster.accelerators_per_node
+    return [
+        f"the host's own work on large tensors (an optimizer on the CPU, say) moves {most / 1e9:.3g} GB a step and rank; "
+        f"assumed: {HOST_BANDWIDTH_BYTES_PER_S / 1e9:.0f} GB/s for the {node} rank(s) of a node together"
+    ]
 
 
 def _slowed(slow_ranks: Mapping[int, float] | None) -> list[str]:

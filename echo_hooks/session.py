@@ -24,6 +24,7 @@ from echo_hooks.capture.plans import Planner
 from echo_hooks.capture.steps import StepsDone
 from echo_hooks.devices.accelerator_interface import open_device
 from echo_hooks.devices.allocator import CachingAllocator, allocator_settings
+from echo_hooks.devices.libraries import cublas_workspace_bytes
 from echo_hooks.devices.tensor_patches import patches as tensor_patches
 from echo_hooks.errors import EchoError, NothingSimulated, ScriptError
 from echo_hooks.graph.groups import GroupTable
@@ -102,6 +103,10 @@ class Stage:
         expandable_segments, _ = allocator_settings(os.environ)
         return CachingAllocator(self.accelerator.memory_bytes, expandable_segments)
 
+    def _workspace_bytes(self) -> int:
+        nvidia = self.accelerator.vendor == "nvidia"
+        return cublas_workspace_bytes(self.accelerator.compute_capability if nvidia else None, os.environ)
+
     def install(self) -> None:
         late = integrations.late_patches(self.integrations)
         parts: list[Hooks] = [self.device, self._patches, self.world, self.stand_ins, *late]
@@ -122,7 +127,14 @@ class Stage:
         for setting in allocator_settings(os.environ)[1]:
             recorder.note(f"{setting} of PYTORCH_CUDA_ALLOC_CONF is not modelled: memory is that of its default")
         self.stand_ins.say(recorder.note)
-        self.capture = Capture(recorder, allocator, self.planner, job.warmup_steps, job.steps)
+        self.capture = Capture(
+            recorder,
+            allocator,
+            self.planner,
+            job.warmup_steps,
+            job.steps,
+            self._workspace_bytes(),
+        )
         payloads = PayloadStore(Path(job.out) / "payloads" if job.out else None)
         self.device.retarget(recorder, rank % job.nproc_per_node, allocator)
         self.world.retarget(recorder, self.capture.values, payloads)
@@ -178,6 +190,7 @@ class Tracer:
         _seed(job.seed)
         capture = stage.become(rank)
         capture.start()
+        failure: ScriptError | None = None
         try:
             run_script(job.script, list(job.args), job.module)
         except StepsDone:
@@ -190,11 +203,18 @@ class Tracer:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            raise ScriptError(f"rank {rank}: {type(error).__name__}: {error}", rank, script_traceback(error)) from error
+            failure = ScriptError(f"rank {rank}: {type(error).__name__}: {error}", rank, script_traceback(error))
+            failure.__cause__ = error
         finally:
             capture.stop()
             stage.world.payloads.save()
-        return finished(stage, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        if failure is None:
+            return finished(stage, seconds)
+        with contextlib.suppress(Exception):  # nothing may hide the script's own failure
+            failure.trace = stage.capture.trace(seconds)
+            stage.named(failure.trace.groups)
+        raise failure
 
 
 def finished(stage: Stage, seconds: float) -> RankTrace:

@@ -32,6 +32,7 @@ COLUMNS = (
     ("world", "devices"),
     ("capture",),
     ("timing", "network", "overlap", "session"),
+    ("profiling",),
     ("compose",),
     ("report",),
     ("analysis",),

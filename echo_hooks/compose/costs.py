@@ -9,6 +9,7 @@ import numpy as np
 
 from echo_hooks.compose.programs import Call
 from echo_hooks.errors import UsageError
+from echo_hooks.graph.ops import itemsize
 from echo_hooks.graph.program import Kind
 
 
@@ -154,6 +155,11 @@ def _joined(pieces: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[np
 def uneven(call: Call) -> bool:
     """An all-to-all with splits of its own, whose cost depends on all members'."""
     return call.kind == Kind.COLLECTIVE and bool(call.input_splits or call.output_splits)
+
+
+def even_split(call: Call, places: int) -> int:
+    """Elements that an all-to-all without splits sends to each place, and expects from it."""
+    return call.bytes // itemsize(call.dtype) // places
 
 
 def _checked(cost: Any, what: str) -> Any:

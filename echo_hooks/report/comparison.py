@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 from rich.console import Console
 
 from echo_hooks.errors import UsageError
-from echo_hooks.graph.rundir import read_json
+from echo_hooks.graph.files import read_json
 from echo_hooks.report.report import Report
 from echo_hooks.report.text import line, row, show, table
 

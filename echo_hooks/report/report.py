@@ -13,9 +13,10 @@ from rich.console import Console
 
 from echo_hooks.compose.result import Breakdown, Composition, Timeline
 from echo_hooks.errors import UsageError
+from echo_hooks.graph.files import read_json
 from echo_hooks.graph.problems import Problem
 from echo_hooks.graph.roles import Role
-from echo_hooks.graph.rundir import Run, read_json
+from echo_hooks.graph.rundir import Run
 from echo_hooks.report.activity import CommunicationRow, communication_rows
 from echo_hooks.report.quantities import bytes_text, ranks_text
 from echo_hooks.report.utilisation import utilisation

@@ -9,6 +9,10 @@ import numpy as np
 
 from echo_hooks.graph.rundir import RankTrace
 
+HOST_BANDWIDTH_BYTES_PER_S = 307e9
+"""What the ranks of a node together read and write in host memory. Assumed: half of what two sockets with eight
+channels of DDR5-4800 have (2 x 8 x 4.8 GT/s x 8 bytes = 614 GB/s, Intel Xeon Platinum 8480C, as in a DGX H100)."""
+
 MIN_OCCURRENCES = 4
 """Moments seen less often keep their own measurement: a median of three still follows one disturbance."""
 

@@ -177,7 +177,7 @@ def _is_device(kind: str) -> bool:
 def _new_group_with_tag(world: VirtualWorld, original):
     @functools.wraps(original)
     def new_group_with_tag(ranks=None, timeout=None, backend=None, *rest, use_local_synchronization=False, **options):
-        with world.recorder.own_time():
+        with world.recorder.own_time(), world.members_only(use_local_synchronization):
             if use_local_synchronization and ranks is not None and world.rank not in ranks:
                 asked = backend or c10d._world.pg_map[c10d._get_default_group()][0]
                 ordered = sorted(ranks) if options.get("sort_ranks", True) else ranks

@@ -12,17 +12,21 @@ from pathlib import Path
 from typing import NoReturn
 
 from echo_hooks.errors import UsageError
+from echo_hooks.network.calibration import Calibration, load_calibration
+from echo_launch.torchrun import RealRun
 from echo_launch.variations import JITTER_HELP, SLOW_NODE_HELP, SLOW_RANK_HELP, parse_jitter, parse_slow
 from echo_launch.world import MAX_DIGITS, World, resolve_world
 
 _TORCHRUN = "torchrun options"
 _OWN = "simulation options (with --simulate)"
+_RECORD = "options of the record (without --simulate)"
 
 
 @dataclass(frozen=True)
 class Launch:
     """A checked command line. ``trace_ranks``: None for Echo's choice. ``jobs``: ranks traced at once. ``jitter``:
-    sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank."""
+    sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank. ``calibration``: of the
+    network, None for the one that comes with the accelerator."""
 
     world: World
     script: str
@@ -38,11 +42,12 @@ class Launch:
     quiet: bool
     jitter: float = 0.0
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
+    calibration: Calibration | None = None
     notes: tuple[str, ...] = field(default=())
 
 
-def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Launch | list[str]:
-    """A launch to simulate, or, without --simulate, the very arguments for torchrun.
+def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Launch | RealRun:
+    """A launch to simulate, or, without --simulate, a real run with the very arguments for torchrun.
 
     Raises UsageError: one sentence that says what is wrong and what would be right.
     """
@@ -50,12 +55,19 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
     own, script, script_args = split_at_script(parser, argv)
     options = parser.parse_args(own)
     if not options.simulate:
-        given = [action.option_strings[0] for action in _own_actions(parser) if _given(options, action)]
+        given = [action.option_strings[0] for action in _actions(parser, _OWN) if _given(options, action)]
         if given:
             raise UsageError(f"{given[0]} is an option of simulation: add --simulate, or leave it out")
         if script is None:
             raise UsageError("no script given: echo-launch [options] train.py [arguments of the script]")
-        return list(argv)
+        profile = _whole("--profile", options.profile, 1) or 0
+        words = [*_without_record_options(own), *argv[len(own) :]]
+        return RealRun(tuple(words), script, options.record or "", profile)
+    for action in _actions(parser, _RECORD):
+        if _given(options, action):
+            raise UsageError(
+                f"{action.option_strings[0]} is an option of a real run: leave out --simulate, or leave it out"
+            )
     _refuse_unbuilt(options)
     if options.no_python:
         raise UsageError("--no-python: only Python scripts can be simulated, as Echo watches them from inside")
@@ -86,6 +98,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
         quiet=options.quiet,
         jitter=parse_jitter(options.jitter),
         slow_ranks=parse_slow(options.slow_node, options.slow_rank, world.world_size, world.nproc_per_node),
+        calibration=load_calibration(options.calibration) if options.calibration is not None else None,
     )
 
 
@@ -173,6 +186,9 @@ def _parser() -> _Parser:
     _add(own, "--hostfile", help="hosts and slots, as DeepSpeed writes them")
     _add(own, "--json", action="store_true", help="print report.json; the script's own output goes to stderr")
     _add(own, "--quiet", action="store_true", help="no progress, and the script's output only into logs")
+    record = parser.add_argument_group(_RECORD, "a real run leaves step times and peak memory for echo-sim compare")
+    _add(record, "--record", metavar="DIR", help="where the record goes (default: echo-runs/SCRIPT-NNN)")
+    _add(record, "--profile", metavar="N", help="profile N steps of every rank with torch.profiler")
     torchrun = parser.add_argument_group(
         _TORCHRUN, "taken as torchrun takes them; in a simulation only --nnodes, --nproc-per-node and -m matter"
     )
@@ -223,8 +239,22 @@ def _add(group, *names: str, **settings) -> None:
     group.add_argument(*spellings, **settings)
 
 
-def _own_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    return next(group for group in parser._action_groups if group.title == _OWN)._group_actions
+def _actions(parser: argparse.ArgumentParser, title: str) -> list[argparse.Action]:
+    return next(group for group in parser._action_groups if group.title == title)._group_actions
+
+
+def _without_record_options(words: list[str]) -> list[str]:
+    """torchrun's part of the launcher's own words."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in ("--record", "--profile"):
+            skip = True
+        elif not word.startswith(("--record=", "--profile=")):
+            kept.append(word)
+    return kept
 
 
 def _given(options: argparse.Namespace, action: argparse.Action) -> bool:
@@ -233,7 +263,7 @@ def _given(options: argparse.Namespace, action: argparse.Action) -> bool:
 
 # ---- checks ----
 
-_UNBUILT = {"calibration": "", "moe_skew": "", "hostfile": ""}
+_UNBUILT = {"moe_skew": "", "hostfile": ""}
 
 
 def _refuse_unbuilt(options: argparse.Namespace) -> None:

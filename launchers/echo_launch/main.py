@@ -16,15 +16,18 @@ from typing import Any
 from rich.console import Console
 
 import echo_hooks
+from echo_hooks.compose.check import check
 from echo_hooks.compose.roles import RankFacts, roles_from_facts
 from echo_hooks.errors import EchoError, NothingSimulated, PlanError, ScriptError
 from echo_hooks.graph.problems import BROKEN_PLAN, rank_ranges
-from echo_hooks.graph.rundir import Run, read_run, write_groups, write_manifest, write_roles
+from echo_hooks.graph.roles import Role
+from echo_hooks.graph.rundir import Run, read_run, read_trace, write_groups, write_manifest, write_roles
 from echo_launch.arguments import Launch, parse
 from echo_launch.directory import RunDirectory
 from echo_launch.pool import TRACER, LocalPool
 from echo_launch.progress import TracingProgress
 from echo_launch.schedule import Schedule
+from echo_launch.torchrun import RealRun
 from echo_launch.tracing import Traced, trace_ranks
 
 
@@ -35,8 +38,8 @@ def main(
     try:
         with _signals_as_exceptions():
             launch = parse(sys.argv[1:] if argv is None else argv)
-            if not isinstance(launch, Launch):
-                return _torchrun(launch)
+            if isinstance(launch, RealRun):
+                launch.become()
             return _simulate(launch, tracer, finish or compose_and_report)
     except EchoError as error:
         return _explain(error)
@@ -48,13 +51,6 @@ def main(
     except _Interrupted as interrupted:
         print(f"echo-launch: ended by {interrupted.signal.name}", file=sys.stderr)
         return 128 + interrupted.signal
-
-
-def _torchrun(argv: list[str]) -> int:
-    """Become torchrun, with the very same arguments."""
-    _say("no --simulate: this is torchrun (a record for comparison is not built yet)")
-    sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *argv])
 
 
 # ---- a simulation ----
@@ -112,10 +108,25 @@ def _trace(launch: Launch, tracer: str, directory: RunDirectory) -> tuple[Run, T
     for sentence in traced.unsettled:
         _say(sentence)
     write_groups(directory.path, traced.groups)
-    roles = roles_from_facts(traced.facts, traced.groups, world.world_size, world.nproc_per_node)
+    try:
+        roles = roles_from_facts(traced.facts, traced.groups, world.world_size, world.nproc_per_node)
+    except EchoError as error:
+        raise traced.failure or error from None
+    if traced.failure is not None and not _explains(traced, roles, directory):
+        raise traced.failure
     write_roles(directory.path, roles)
     write_manifest(directory.path, manifest(launch, traced, versions))
     return read_run(directory.path), traced
+
+
+def _explains(traced: Traced, roles: list[Role], directory: RunDirectory) -> bool:
+    """Whether the ranks had made calls that do not match before the script failed: then it fails for that."""
+    world_size = sum(len(role.ranks) for role in roles)
+    traces = {role.traced_rank: read_trace(directory.path, role.traced_rank) for role in roles}
+    explains = any(problem.kind == "mismatch" for problem in check(world_size, traced.groups, roles, traces))
+    if explains:
+        _say(f"the script failed after calls that do not match: {str(traced.failure).splitlines()[0]}")
+    return explains
 
 
 def _finished(finish: Callable[[Run, Launch], Outcome], run: Run, launch: Launch, traced: Traced) -> Outcome:
@@ -146,6 +157,7 @@ def compose_and_report(run: Run, launch: Launch) -> Outcome:
         slow_ranks=launch.slow_ranks,
         jitter=launch.jitter,
         seed=launch.seed,
+        calibration=launch.calibration,
     )
     report = analysis.report
     write_files(run.path, run, analysis.composition, report)
@@ -176,7 +188,7 @@ def manifest(launch: Launch, traced: Traced, versions: Mapping[str, str]) -> dic
         "traced_twice": traced.retraced,
         "assumptions": [*([world.note] if world.note else []), *traced.unsettled],
         "made_up_values": _made_up_values(traced.facts),
-        "nccl_environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("NCCL_")},
+        "nccl_environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("NCCL_", "HCCL_"))},
         "peak_rss_bytes": traced.peak_rss_bytes,
         "complete": True,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -162,22 +161,9 @@ def _across(view: _View) -> list[tuple[int, str]]:
     return questions
 
 
-_FROM_RANK = re.compile(r"\bfrom rank (\d+)\b")
-
-
-def donors(fact: RankFacts) -> set[int]:
-    """Ranks that could have given a value which this one had to make up (floating data steers nothing)."""
-    found = set()
-    for assumption in fact.assumptions:
-        text = f"{assumption.kind} {assumption.value}"
-        if "float" not in text and (match := _FROM_RANK.search(text)):
-            found.add(int(match[1]))
-    return found - {fact.rank}
-
-
 def _donors(facts: Mapping[int, RankFacts]) -> list[tuple[int, str]]:
     return [
         (donor, f"source of values that rank {fact.rank} asked for")
         for fact in facts.values()
-        for donor in sorted(donors(fact))
+        for donor in sorted(fact.unanswered)
     ]

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from echo_hooks.errors import UsageError
+from echo_hooks.graph.files import atomic_write
 from echo_hooks.graph.problems import BROKEN_PLAN
 from echo_hooks.graph.roles import Role
-from echo_hooks.graph.rundir import Run, atomic_write, read_run
+from echo_hooks.graph.rundir import Run, read_run
 from echo_hooks.hardware.cluster import Cluster, load_cluster
+from echo_hooks.network.calibration import load_calibration
 from echo_hooks.report.comparison import compare as compare_with
 from echo_hooks.report.comparison import print_comparison, read_measured
 from echo_hooks.report.files import write_files
@@ -74,13 +76,20 @@ def compose(arguments: argparse.Namespace) -> int:
     jitter = parse_jitter(arguments.jitter)
     if arguments.seed < 0:
         raise UsageError(f"--seed {arguments.seed}: a whole number from 0 is needed")
+    calibration = load_calibration(arguments.calibration) if arguments.calibration else None
     reports = []
     for text in clusters:
         run = read_run(arguments.run)  # anew for each: durations are filled in place
         described = _cluster(run, text)
         slow = parse_slow(arguments.slow_node, arguments.slow_rank, run.world_size, described.accelerators_per_node)
         analysis = _analyse(
-            run, described, folded=not arguments.unfolded, slow_ranks=slow, jitter=jitter, seed=arguments.seed
+            run,
+            described,
+            folded=not arguments.unfolded,
+            slow_ranks=slow,
+            jitter=jitter,
+            seed=arguments.seed,
+            calibration=calibration,
         )
         reports.append(analysis.report)
         if arguments.output is not None:

@@ -21,6 +21,7 @@ from echo_hooks import integrations
 from echo_hooks.capture.capture import Capture
 from echo_hooks.capture.overhead import entry_overhead_ns
 from echo_hooks.capture.plans import Planner
+from echo_hooks.capture.routing import Routing
 from echo_hooks.capture.steps import StepsDone
 from echo_hooks.devices.accelerator_interface import open_device
 from echo_hooks.devices.allocator import CachingAllocator, allocator_settings
@@ -54,6 +55,8 @@ class Job:
     steps: int = 1
     seed: int = 0
     out: str = ""
+    moe_hot: float = 1.0
+    moe_sampled: bool = False
 
 
 class Hooks(Protocol):
@@ -139,6 +142,7 @@ class Stage:
         self.device.retarget(recorder, rank % job.nproc_per_node, allocator)
         self.world.retarget(recorder, self.capture.values, payloads)
         self.capture.mode.world = self.world
+        self.capture.mode.routing = Routing(job.moe_hot, job.moe_sampled, job.seed)
         return self.capture
 
     def variables(self, rank: int) -> dict[str, str]:

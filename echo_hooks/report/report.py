@@ -73,7 +73,8 @@ class Report:
     ``breakdown``: of the critical rank, parts that sum to its step. ``evidence``: share of the critical path (0 to 1)
     by kind of truth. ``assumptions``: ``kind``, ``value``, ``site``, ``count``, ``ranks`` (traced ranks it was seen
     on); what Echo has to say about its own numbers is there too, as kind "note". ``problems``: ``kind``, ``message``,
-    ``ranks``, ``site``. ``timings``: seconds of real time.
+    ``ranks``, ``site``. ``timings``: seconds of real time. ``moe``: with --moe-skew its ``skew`` and the figures of a
+    ``balanced`` load of experts (``step_time_ms``, ``peak_reserved_bytes``), the other end of the range.
     """
 
     format: int
@@ -91,6 +92,7 @@ class Report:
     assumptions: list[dict[str, Any]]
     problems: list[dict[str, Any]]
     timings: dict[str, float]
+    moe: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -140,6 +142,7 @@ def build_report(run: Run, composition: Composition, cluster: Cluster, *, timing
             "compose": composition.seconds,
             **timings,
         },
+        moe=run.manifest["moe"] if isinstance(run.manifest.get("moe"), dict) else None,
     )
 
 

@@ -20,19 +20,21 @@ import torch
 from echo_hooks import integrations
 from echo_hooks.capture.capture import Capture
 from echo_hooks.capture.execute import ExecuteCapture
-from echo_hooks.capture.live import LiveRecorder
+from echo_hooks.graph.live import LiveRecorder
 from echo_hooks.capture.overhead import entry_overhead_ns
 from echo_hooks.capture.plans import Planner
 from echo_hooks.capture.profiler import Profiler
+from echo_hooks.capture.routing import Routing
 from echo_hooks.capture.steps import StepsDone
 from echo_hooks.devices.accelerator_interface import open_device
 from echo_hooks.devices.allocator import CachingAllocator, allocator_settings
 from echo_hooks.devices.gpu_lock import GpuLock
+from echo_hooks.devices.libraries import cublas_workspace_bytes
 from echo_hooks.devices.real_cuda import RealCuda
 from echo_hooks.devices.tensor_patches import patches as tensor_patches
 from echo_hooks.errors import EchoError, ExecuteFailed, NothingSimulated, ScriptError
 from echo_hooks.graph.groups import GroupTable
-from echo_hooks.graph.recorder import Recorder
+from echo_hooks.graph.recorder import Recorder, own_sources
 from echo_hooks.graph.rundir import RankTrace
 from echo_hooks.hardware.cluster import load_cluster
 from echo_hooks.integrations import Integration
@@ -61,6 +63,8 @@ class Job:
     seed: int = 0
     out: str = ""
     timing: str = "model"
+    moe_hot: float = 1.0
+    moe_sampled: bool = False
 
 
 class Hooks(Protocol):
@@ -101,6 +105,9 @@ class Stage:
         self.world = VirtualWorld(
             recorder, self.capture.values, nproc_per_node=job.nproc_per_node, payloads=PayloadStore(None), seed=job.seed
         )
+        self.stand_ins = integrations.stand_ins(self.integrations)
+        for directory in self.stand_ins.directories():
+            own_sources(directory)
         self.overhead_ns = 0
         self._patches = PatchSet(tensor_patches())
         self._installed = contextlib.ExitStack()
@@ -112,9 +119,13 @@ class Stage:
         expandable_segments, _ = allocator_settings(os.environ)
         return CachingAllocator(self.accelerator.memory_bytes, expandable_segments)
 
+    def _workspace_bytes(self) -> int:
+        nvidia = self.accelerator.vendor == "nvidia"
+        return cublas_workspace_bytes(self.accelerator.compute_capability if nvidia else None, os.environ)
+
     def install(self) -> None:
         late = integrations.late_patches(self.integrations)
-        parts: list[Hooks] = [self.device, self._patches, self.world, *late]
+        parts: list[Hooks] = [self.device, self._patches, self.world, self.stand_ins, *late]
         for part in parts:
             part.install()
             self._installed.callback(part.remove)
@@ -131,11 +142,20 @@ class Stage:
         recorder.overhead_ns = self.overhead_ns
         for setting in allocator_settings(os.environ)[1]:
             recorder.note(f"{setting} of PYTORCH_CUDA_ALLOC_CONF is not modelled: memory is that of its default")
-        self.capture = Capture(recorder, allocator, self.planner, job.warmup_steps, job.steps)
+        self.stand_ins.say(recorder.note)
+        self.capture = Capture(
+            recorder,
+            allocator,
+            self.planner,
+            job.warmup_steps,
+            job.steps,
+            self._workspace_bytes(),
+        )
         payloads = PayloadStore(Path(job.out) / "payloads" if job.out else None)
         self.device.retarget(recorder, rank % job.nproc_per_node, allocator)
         self.world.retarget(recorder, self.capture.values, payloads)
         self.capture.mode.world = self.world
+        self.capture.mode.routing = Routing(job.moe_hot, job.moe_sampled, job.seed)
         return self.capture
 
     def variables(self, rank: int) -> dict[str, str]:
@@ -169,7 +189,7 @@ class LiveStage:
         return capture
 
     def install(self) -> None:
-        late = integrations.late_patches(self.integrations)
+        late = integrations.late_patches(self.integrations, real_device=True)
         parts: list[Hooks] = [self.device, self.world, *late]
         for part in parts:
             part.install()
@@ -227,9 +247,10 @@ class Tracer:
         """Install rank-neutral hooks and import what the script will import, so that the forks find it ready."""
         self.stage = stage_for(self.job)
         self.stage.install()
-        if self.job.timing == "execute":
+        if isinstance(self.stage, LiveStage):
             return  # a framework's import may touch the GPU, which a fork would not survive
         imported = script_imports(self.job)
+        self.stage.stand_ins.asked = frozenset(imported)
         for integration in self.stage.integrations:
             if imported & set(integration.frameworks):
                 for name in integration.preload:
@@ -248,6 +269,7 @@ class Tracer:
         _seed(job.seed)
         capture = stage.become(rank)
         capture.start()
+        failure: ScriptError | None = None
         try:
             run_script(job.script, list(job.args), job.module)
         except StepsDone:
@@ -257,18 +279,23 @@ class Tracer:
                 raise ScriptError(f"rank {rank}: the script exited with status {error.code}", rank) from None
         except EchoError:
             raise
-        except torch.OutOfMemoryError as error:
-            if job.timing != "execute":
-                raise
-            raise ExecuteFailed(f"rank {rank} does not fit into this GPU's memory: {error}") from None
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            raise ScriptError(f"rank {rank}: {type(error).__name__}: {error}", rank, script_traceback(error)) from error
+            if isinstance(error, torch.OutOfMemoryError) and isinstance(stage, LiveStage):
+                raise ExecuteFailed(f"rank {rank} does not fit into this GPU's memory: {error}") from None
+            failure = ScriptError(f"rank {rank}: {type(error).__name__}: {error}", rank, script_traceback(error))
+            failure.__cause__ = error
         finally:
             capture.stop()
             stage.world.payloads.save()
-        return finished(stage, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        if failure is None:
+            return finished(stage, seconds)
+        with contextlib.suppress(Exception):  # nothing may hide the script's own failure
+            failure.trace = stage.capture.trace(seconds)
+            stage.named(failure.trace.groups)
+        raise failure
 
 
 def finished(stage: Stage | LiveStage, seconds: float) -> RankTrace:

@@ -25,13 +25,14 @@ SOURCES = {
 # face, echo_hooks/__init__.py.
 COLUMNS = (
     ("errors", "patching", "runner", "host_tensors"),
-    ("late",),
+    ("late", "stand_ins"),
     ("integrations",),
     ("hardware",),
     ("graph",),
     ("world", "devices"),
     ("capture",),
     ("timing", "network", "overlap", "session"),
+    ("profiling",),
     ("compose",),
     ("report",),
     ("analysis",),
@@ -45,6 +46,7 @@ TORCH_FREE = (
     "patching",
     "runner",
     "late",
+    "stand_ins",
     "integrations",
     "hardware",
     "graph",

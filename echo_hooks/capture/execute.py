@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from echo_hooks.capture import live
-from echo_hooks.capture.live import LiveRecorder
+from echo_hooks.graph import live
+from echo_hooks.graph.live import LiveRecorder
 from echo_hooks.capture.measured_steps import Boundary, StepReader
 from echo_hooks.capture.profiler import Profiler
 from echo_hooks.capture.steps import StepsDone

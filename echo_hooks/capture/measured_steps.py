@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from echo_hooks.capture import live
-from echo_hooks.capture.live import LiveRecorder, Span
+from echo_hooks.graph import live
+from echo_hooks.graph.live import LiveRecorder, Span
 from echo_hooks.graph.kineto_events import Call, Events, Work
 from echo_hooks.graph.kineto_program import Assembler
 from echo_hooks.graph.ops import OpSignature

@@ -13,6 +13,9 @@ from echo_hooks.graph.rundir import RankTrace
 COMMUNICATION_CALL_US = 28.0
 """Host time of a communication call below Python: back to back, calls of torch.distributed with small payloads take 35
 to 45 us on an H200's host (NCCL 2.28.9, torch 2.11), of which about 10 are Python's own."""
+HOST_BANDWIDTH_BYTES_PER_S = 307e9
+"""What the ranks of a node together read and write in host memory. Assumed: half of what two sockets with eight
+channels of DDR5-4800 have (2 x 8 x 4.8 GT/s x 8 bytes = 614 GB/s, Intel Xeon Platinum 8480C, as in a DGX H100)."""
 
 MIN_OCCURRENCES = 4
 """Moments seen less often keep their own measurement: a median of three still follows one disturbance."""

@@ -162,8 +162,10 @@ def all_to_all(
     asynchronous: bool,
 ) -> RecordedWork:
     """One flat tensor each (splits in rows of dimension 0, None: even), or one tensor per member."""
-    splits = split_elements(inputs, input_splits), split_elements(outputs, output_splits)
-    attrs = attributes(input_splits=splits[0], output_splits=splits[1])
+    sent = split_elements(inputs, input_splits, group.size())
+    received = split_elements(outputs, output_splits, group.size())
+    even = len(set(sent)) <= 1 and len(set(received)) <= 1
+    attrs = () if even else attributes(input_splits=sent, output_splits=received)
     dtype = _dtype(outputs if outputs else inputs)
     call = Call("all_to_all", slots(inputs), slots(outputs), max(nbytes(inputs), nbytes(outputs)), dtype, -1, attrs)
     seq, completion = issue(world, group, call, outputs[0].device, asynchronous=asynchronous)
@@ -173,7 +175,6 @@ def all_to_all(
             set_fitting(world, out, value)
         return _finish(world, completion, outputs)
     own, out = inputs[0], outputs[0]
-    even = len(set(input_splits or ())) <= 1 and len(set(output_splits or ())) <= 1
     peers = contributions(world, group, seq, 0, "all_to_all", own, equal=even)
     value = world.values.known(own)
     if value is not None and even and len(peers) == group.size() - 1:

@@ -96,7 +96,8 @@ def from_root(
         return None
     value = replayed(world, group, _key(group, seq, 0), f"call {seq}", rank, mine, own)
     if value is None:
-        world.unanswered.add(rank)
+        if is_control(own.dtype):
+            world.unanswered.add(rank)
         world.recorder.assume(f"{name} of {mine.dtype} from rank {rank}", "as this rank's own")
     return value
 
@@ -143,7 +144,7 @@ def make_up(world: VirtualWorld, out: torch.Tensor, name: str, source: int, echo
         noise = host_tensors.empty(out.shape, torch.float32).normal_(0, RECEIVED_STD, generator=world.generator)
         world.values.set(out, noise.to(out.dtype))
         answer = f"N(0, {RECEIVED_STD})"
-    if small:
+    if small and is_control(out.dtype):
         world.unanswered.add(source)
     world.recorder.assume(f"{name} from rank {source} of {dtype_name(out.dtype)}", answer)
 

@@ -12,26 +12,33 @@ from pathlib import Path
 from typing import NoReturn
 
 from echo_hooks.errors import UsageError
+from echo_hooks.network.calibration import Calibration, load_calibration
+from echo_launch.torchrun import RealRun
 from echo_launch.variations import (
     HOST_SPEED_HELP,
     JITTER_HELP,
+    MOE_SKEW_HELP,
     SLOW_NODE_HELP,
     SLOW_RANK_HELP,
+    MoeSkew,
     parse_host_speed,
     parse_jitter,
+    parse_moe_skew,
     parse_slow,
 )
 from echo_launch.world import MAX_DIGITS, World, resolve_world
 
 _TORCHRUN = "torchrun options"
 _OWN = "simulation options (with --simulate)"
+_RECORD = "options of the record (without --simulate)"
 
 
 @dataclass(frozen=True)
 class Launch:
     """A checked command line. ``trace_ranks``: None for Echo's choice. ``jobs``: ranks traced at once. ``jitter``:
-    sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank. ``host_speed``: of the
-    target's processor, relative to this machine's."""
+    sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank. ``calibration``: of the
+    network, None for the one that comes with the accelerator. ``moe_skew``: load of experts, by default balanced.
+    ``host_speed``: of the target's processor, relative to this machine's."""
 
     world: World
     script: str
@@ -49,11 +56,13 @@ class Launch:
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
     timing: str = "auto"
     host_speed: float = 1.0
+    calibration: Calibration | None = None
+    moe_skew: MoeSkew = MoeSkew()
     notes: tuple[str, ...] = field(default=())
 
 
-def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Launch | list[str]:
-    """A launch to simulate, or, without --simulate, the very arguments for torchrun.
+def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Launch | RealRun:
+    """A launch to simulate, or, without --simulate, a real run with the very arguments for torchrun.
 
     Raises UsageError: one sentence that says what is wrong and what would be right.
     """
@@ -61,12 +70,19 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
     own, script, script_args = split_at_script(parser, argv)
     options = parser.parse_args(own)
     if not options.simulate:
-        given = [action.option_strings[0] for action in _own_actions(parser) if _given(options, action)]
+        given = [action.option_strings[0] for action in _actions(parser, _OWN) if _given(options, action)]
         if given:
             raise UsageError(f"{given[0]} is an option of simulation: add --simulate, or leave it out")
         if script is None:
             raise UsageError("no script given: echo-launch [options] train.py [arguments of the script]")
-        return list(argv)
+        profile = _whole("--profile", options.profile, 1) or 0
+        words = [*_without_record_options(own), *argv[len(own) :]]
+        return RealRun(tuple(words), script, options.record or "", profile)
+    for action in _actions(parser, _RECORD):
+        if _given(options, action):
+            raise UsageError(
+                f"{action.option_strings[0]} is an option of a real run: leave out --simulate, or leave it out"
+            )
     _refuse_unbuilt(options)
     if options.no_python:
         raise UsageError("--no-python: only Python scripts can be simulated, as Echo watches them from inside")
@@ -99,6 +115,8 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
         timing=options.timing,
         host_speed=parse_host_speed(options.host_speed),
         slow_ranks=parse_slow(options.slow_node, options.slow_rank, world.world_size, world.nproc_per_node),
+        calibration=load_calibration(options.calibration) if options.calibration is not None else None,
+        moe_skew=parse_moe_skew(options.moe_skew),
     )
 
 
@@ -183,10 +201,13 @@ def _parser() -> _Parser:
     _add(own, "--slow-node", action="append", metavar="NODE=FACTOR", help=SLOW_NODE_HELP)
     _add(own, "--slow-rank", action="append", metavar="RANK=FACTOR", help=SLOW_RANK_HELP)
     _add(own, "--host-speed", metavar="FACTOR", help=HOST_SPEED_HELP)
-    _add(own, "--moe-skew", help="uneven load of experts")
+    _add(own, "--moe-skew", metavar="SKEW", help=MOE_SKEW_HELP)
     _add(own, "--hostfile", help="hosts and slots, as DeepSpeed writes them")
     _add(own, "--json", action="store_true", help="print report.json; the script's own output goes to stderr")
     _add(own, "--quiet", action="store_true", help="no progress, and the script's output only into logs")
+    record = parser.add_argument_group(_RECORD, "a real run leaves step times and peak memory for echo-sim compare")
+    _add(record, "--record", metavar="DIR", help="where the record goes (default: echo-runs/SCRIPT-NNN)")
+    _add(record, "--profile", metavar="N", help="profile N steps of every rank with torch.profiler")
     torchrun = parser.add_argument_group(
         _TORCHRUN, "taken as torchrun takes them; in a simulation only --nnodes, --nproc-per-node and -m matter"
     )
@@ -237,8 +258,22 @@ def _add(group, *names: str, **settings) -> None:
     group.add_argument(*spellings, **settings)
 
 
-def _own_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    return next(group for group in parser._action_groups if group.title == _OWN)._group_actions
+def _actions(parser: argparse.ArgumentParser, title: str) -> list[argparse.Action]:
+    return next(group for group in parser._action_groups if group.title == title)._group_actions
+
+
+def _without_record_options(words: list[str]) -> list[str]:
+    """torchrun's part of the launcher's own words."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in ("--record", "--profile"):
+            skip = True
+        elif not word.startswith(("--record=", "--profile=")):
+            kept.append(word)
+    return kept
 
 
 def _given(options: argparse.Namespace, action: argparse.Action) -> bool:
@@ -247,7 +282,7 @@ def _given(options: argparse.Namespace, action: argparse.Action) -> bool:
 
 # ---- checks ----
 
-_UNBUILT = {"calibration": "", "moe_skew": "", "hostfile": ""}
+_UNBUILT = {"hostfile": ""}
 
 
 def _refuse_unbuilt(options: argparse.Namespace) -> None:
@@ -255,8 +290,6 @@ def _refuse_unbuilt(options: argparse.Namespace) -> None:
     for name in _UNBUILT:
         if getattr(options, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is not built yet: leave it out")
-    if options.timing == "profile":
-        raise UsageError(f"--timing {options.timing} is not built yet: use --timing model")
     if options.overlap != "none":
         raise UsageError(f"--overlap {options.overlap} is not built yet: use --overlap none")
     if options.executor != "local":

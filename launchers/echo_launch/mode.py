@@ -16,7 +16,7 @@ BUSY_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class Mode:
-    """``timing``: "execute" or "model". ``gpu``: the device that may be seen ("" for none). ``note``: why it is not
+    """``timing``: "execute", "profile" or "model". ``gpu``: the device that may be seen ("" for none). ``note``: why it is not
     what was asked for, "" when it is."""
 
     timing: str
@@ -35,10 +35,13 @@ class Gpu:
     total_bytes: int
 
 
-def choose_mode(timing: str) -> Mode:
-    """``timing``: as on the command line. "auto" executes where a GPU is free."""
+def choose_mode(timing: str, skewed: bool = False) -> Mode:
+    """``timing``: as on the command line; "auto" executes where a GPU is free. ``skewed``: a load of experts other than
+    the script's own was asked for, which only pretended routers can give."""
     if timing not in ("auto", "execute"):
         return Mode(timing)
+    if skewed:
+        return next_best("with --moe-skew the routers are not really run") if timing == "execute" else Mode("profile")
     found = visible(gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     # What other runs of Echo hold is no reason: their ranks and these take turns.
     free = [gpu for gpu in found if gpu.used_bytes < BUSY_BYTES or GpuLock(gpu.index).in_use()]
@@ -49,12 +52,13 @@ def choose_mode(timing: str) -> Mode:
         return next_best(f"every GPU here is in use by others ({held:.1f} GiB and more)")
     if timing == "execute":
         return next_best("this machine has no NVIDIA GPU that its driver lists")
-    return Mode("model")
+    return Mode("profile")
 
 
 def next_best(why: str) -> Mode:
     """The mode for a machine, or a plan, whose ops cannot be run here."""
-    return Mode("model", note=f"--timing execute is not possible: {why}; durations are modelled instead")
+    instead = "durations are from the profile of the accelerator, or modelled, instead"
+    return Mode("profile", note=f"--timing execute is not possible: {why}; {instead}")
 
 
 def visible(found: list[Gpu], setting: str | None) -> list[Gpu]:

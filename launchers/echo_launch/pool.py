@@ -23,8 +23,8 @@ _SECONDS_TO_END = 3.0
 class Result:
     """How one rank went.
 
-    ``outcome``: "ok", "nothing" (no optimizer step; ``traced`` says whether a trace was written all the same),
-    "script_error", "echo_error" (with the exit ``status`` it asks for), "internal" or "crashed".
+    ``outcome``: "ok", "nothing" (no optimizer step), "script_error" (for both, ``traced`` says whether a trace was
+    written all the same), "echo_error" (with the exit ``status`` it asks for), "internal" or "crashed".
     """
 
     rank: int

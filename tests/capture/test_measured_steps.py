@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from echo_hooks.capture import live
-from echo_hooks.capture.live import LiveRecorder, Span
+from echo_hooks.graph import live
+from echo_hooks.graph.live import LiveRecorder, Span
 from echo_hooks.capture.measured_steps import Boundary, MeasuredStep, StepReader
 from echo_hooks.graph.kineto_events import Call, Events, Work
 from echo_hooks.graph.ops import OpSignature

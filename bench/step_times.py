@@ -3,7 +3,8 @@
     python bench/step_times.py MEASURED.jsonl --cluster h200-sxm --out bench/results/step_times_h200.json
 
 MEASURED: one JSON line a run, as the workloads print it (workload, world_size, args, step_ms, ranks). Each line is
-simulated with the same arguments on one node of ``--cluster`` and compared. Nothing is fitted here.
+simulated with the same arguments, and as many warm-up steps as it had, on one node of ``--cluster`` and compared.
+Counted are lines whose measured steps spread (max - min over median) by at most 15 %. Nothing is fitted here.
 """
 
 from __future__ import annotations
@@ -24,23 +25,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measured", type=Path)
     parser.add_argument("--cluster", default="h200-sxm", help="accelerator preset of the one node")
+    parser.add_argument("--timing", default="auto", help="as for echo-launch")
     parser.add_argument("--out", type=Path, help="write the table as JSON")
     options = parser.parse_args()
     rows = []
     for line in options.measured.read_text().splitlines():
-        row = compare(json.loads(line), options.cluster)
+        row = compare(json.loads(line), options.cluster, options.timing)
         rows.append(row)
         print(
             "{workload:10} x{world_size} {step_ms:8.1f} {predicted_ms!s:>8} {error!s:>7} {args}".format(**row),
             flush=True,
         )
     errors = [abs(row["error"]) for row in rows if row["error"] is not None]
+    steady = [abs(row["error"]) for row in rows if row["error"] is not None and row["counted"]]
     memory = [abs(row["memory_error"]) for row in rows if row["memory_error"] is not None]
     reserved = [abs(row["reserved_error"]) for row in rows if row.get("reserved_error") is not None]
     summary = {
         "runs": len(rows),
         "predicted": len(errors),
         "mean_abs_error": round(statistics.mean(errors), 4) if errors else None,
+        "counted": len(steady),
+        "counted_mean_abs_error": round(statistics.mean(steady), 4) if steady else None,
+        "counted_worst_abs_error": round(max(steady), 4) if steady else None,
         "worst_abs_error": round(max(errors), 4) if errors else None,
         "mean_abs_memory_error": round(statistics.mean(memory), 4) if memory else None,
         "worst_abs_memory_error": round(max(memory), 4) if memory else None,
@@ -50,7 +56,7 @@ def main() -> None:
     print(summary)
     if options.out:
         made_by = {
-            "command": f"python bench/step_times.py {options.measured.name} --cluster {options.cluster}",
+            "command": f"python bench/step_times.py {options.measured.name} --cluster {options.cluster} --timing {options.timing}",
             "machine": platform.processor() or platform.machine(),
             "versions": {name: version(name) for name in ("echo-hooks", "torch")}
             | {"python": platform.python_version()},
@@ -59,22 +65,42 @@ def main() -> None:
         options.out.write_text(json.dumps({**made_by, "summary": summary, "rows": rows}, indent=1) + "\n")
 
 
-def compare(measured: dict, accelerator: str) -> dict:
-    """One line's prediction beside its measurement; ``error`` is predicted / measured - 1."""
-    world = measured["world_size"]
-    arguments = []
+STEADY_SPREAD = 0.15
+
+
+def counted(measured: dict) -> bool:
+    """Whether the measured steps are steady enough to be compared with."""
+    return all(r["max_ms"] - r["min_ms"] <= STEADY_SPREAD * r["step_ms"] for r in measured["ranks"])
+
+
+def arguments_of(measured: dict) -> list[str]:
+    """The workload's own arguments of a line."""
+    arguments: list[str] = []
     for name, value in measured["args"].items():
-        if value is None or value is False or name == "local_rank":
-            continue
-        arguments += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+        if value is not None and value is not False and name != "local_rank":
+            arguments += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return arguments
+
+
+def simulate_command(measured: dict, accelerator: str, out: Path | None = None, timing: str = "auto") -> list[str]:
+    """echo-launch for a line on one node of ``accelerator``."""
+    world, warmup = measured["world_size"], str(measured["args"].get("warmup", 1))
     command = [sys.executable, "-m", "echo_launch", "--simulate", "--world-size", str(world), "--json", "--quiet"]
-    command += ["--cluster", f"{accelerator}:1x{world}", str(EXAMPLES / f"train_{measured['workload']}.py"), *arguments]
+    command += ["--cluster", f"{accelerator}:1x{world}", "--warmup-steps", warmup, "--timing", timing]
+    command += [] if out is None else ["--out", str(out)]
+    return [*command, str(EXAMPLES / f"train_{measured['workload']}.py"), *arguments_of(measured)]
+
+
+def compare(measured: dict, accelerator: str, timing: str) -> dict:
+    """One line's prediction beside its measurement; ``error`` is predicted / measured - 1."""
+    command = simulate_command(measured, accelerator, timing=timing)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     row = {
         "workload": measured["workload"],
-        "world_size": world,
+        "world_size": measured["world_size"],
         "step_ms": measured["step_ms"],
-        "args": " ".join(arguments),
+        "args": " ".join(arguments_of(measured)),
+        "counted": counted(measured),
     }
     if done.returncode not in (0, 3):
         return {**row, "predicted_ms": None, "error": None, "memory_error": None, "failure": done.stderr[-500:]}

@@ -20,6 +20,7 @@ from echo_hooks.report.quantities import ranks_text
 from echo_hooks.report.report import Report, build_report
 from echo_hooks.timing import Pricing, fill_durations, load_pricing
 from echo_hooks.timing.fill import host_bytes
+from echo_hooks.timing.sources import notes, shares_of_guesses
 from echo_hooks.timing.host import HOST_BANDWIDTH_BYTES_PER_S, settle_host_times
 
 BAND_RECORDS = 16_000_000
@@ -45,11 +46,12 @@ def analyse(
     calibration: Calibration | None = None,
     timing: str = "auto",
     profiles: Sequence[Path] = (),
+    pricing: Pricing | None = None,
 ) -> Analysis:
     """Compose ``run`` on ``cluster`` (of at least its world size) and report on it.
 
     ``timing``: where the time of a local operation is from: "profile" (measured databases, ``profiles`` before the
-    shipped one, then the model), "model", "auto" (as "profile"). ``slow_ranks``: factor on the kernel times by rank. ``jitter``: sigma of the noise of single kernels; ``seed``: of
+    shipped one, then the model), "model", "auto" (as "profile"); ``pricing`` stands for both. ``slow_ranks``: factor on the kernel times by rank. ``jitter``: sigma of the noise of single kernels; ``seed``: of
     the step time's band. ``calibration``: of the network, instead of the one that comes with the accelerator.
 
     Communication that does not fit together, set-up and warm-up included, gives a report with problems and no times.
@@ -58,8 +60,8 @@ def analyse(
     began = time.perf_counter()
     variability = Variability(seed=seed, jitter=jitter, most_records=None if jitter > 0.0 else BAND_RECORDS)
     model = CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {}), calibration=calibration)
-    pricing = load_pricing(cluster.accelerator, timing, profiles)
-    composition, unpriced = _compose(run, cluster, pricing, model, folded, slow_ranks, variability)
+    pricing = pricing or load_pricing(cluster.accelerator, timing, profiles)
+    composition = _compose(run, cluster, pricing, model, folded, slow_ranks, variability)
     if not composition.timelines and not composition.problems:
         raise UsageError(f"{run.path}: the run holds no measured step, so there is nothing to time")
     composed = time.perf_counter()
@@ -68,6 +70,7 @@ def analyse(
         "compose": composed - began,
         "report": 0.0,
     }
+    traces = list(run.traces.values())
     tokens, counted = tokens_per_step(run)
     run.manifest["tokens_per_step"] = tokens
     report = build_report(run, composition, cluster, timings=timings)
@@ -76,7 +79,11 @@ def analyse(
     if run.world_size > 1:
         report.assumptions.extend(_note("note", sentence) for sentence in _network_sources(model))
     report.assumptions.extend(_note("note", sentence) for sentence in _host_work(run, cluster))
-    report.assumptions.extend(_note("op priced by its bytes alone", name) for name in unpriced)
+    report.assumptions.extend(_note("note", sentence) for sentence in notes(traces, pricing, _versions(run)))
+    report.assumptions.extend(
+        _note("op priced by its bytes alone", f"{name}, {share:.2%} of the time in kernels")
+        for name, share in shares_of_guesses(traces).items()
+    )
     report.timings["report"] = time.perf_counter() - composed
     return Analysis(composition, report)
 
@@ -89,13 +96,13 @@ def _compose(
     folded: bool,
     slow_ranks: Mapping[int, float] | None,
     variability: Variability,
-) -> tuple[Composition, list[str]]:
-    """The composition, and the names of ops whose duration is a guess."""
+) -> Composition:
     traces = list(run.traces.values())
     settle_host_times(traces)
     ranks = cluster.accelerators_per_node
-    unpriced = sorted({name for trace in traces for name in fill_durations(trace, pricing, ranks)})
-    composition = compose(
+    for trace in traces:
+        fill_durations(trace, pricing, ranks)
+    return compose(
         run.world_size,
         run.groups,
         run.roles,
@@ -108,7 +115,11 @@ def _compose(
         variability=variability,
         slack=True,
     )
-    return composition, unpriced
+
+
+def _versions(run: Run) -> dict[str, str]:
+    versions = run.manifest.get("versions")
+    return {str(name): str(v) for name, v in versions.items()} if isinstance(versions, dict) else {}
 
 
 def _network_sources(model: CommunicationModel) -> list[str]:

@@ -46,6 +46,11 @@ class LearnedModel:
     classes: frozenset[str]
     about: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def errors(self) -> dict[str, float]:
+        """Mean absolute relative error on withheld shapes of each class that the model is used for."""
+        return {h["name"]: h["learned"] for h in self.about.get("hold_out", []) if h["name"] in self.classes}
+
     def predict(
         self, signatures: Sequence[OpSignature], accelerator: Accelerator, *, loaded: bool = False
     ) -> dict[OpSignature, float]:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from echo_hooks.errors import UsageError
 from echo_hooks.network.calibration import Calibration, load_calibration
+from echo_launch.timing import PROFILES_HELP, TIMING_HELP, parse_profiles
 from echo_launch.torchrun import RealRun
 from echo_launch.variations import JITTER_HELP, SLOW_NODE_HELP, SLOW_RANK_HELP, parse_jitter, parse_slow
 from echo_launch.world import MAX_DIGITS, World, resolve_world
@@ -25,8 +26,9 @@ _RECORD = "options of the record (without --simulate)"
 @dataclass(frozen=True)
 class Launch:
     """A checked command line. ``trace_ranks``: None for Echo's choice. ``jobs``: ranks traced at once. ``jitter``:
-    sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank. ``calibration``: of the
-    network, None for the one that comes with the accelerator."""
+    sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank. ``timing``,
+    ``profiles``: where the time of an operation is from. ``calibration``: of the network, None for the one that comes
+    with the accelerator."""
 
     world: World
     script: str
@@ -42,6 +44,8 @@ class Launch:
     quiet: bool
     jitter: float = 0.0
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
+    timing: str = "auto"
+    profiles: tuple[Path, ...] = ()
     calibration: Calibration | None = None
     notes: tuple[str, ...] = field(default=())
 
@@ -97,6 +101,8 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
         json=options.json,
         quiet=options.quiet,
         jitter=parse_jitter(options.jitter),
+        timing=options.timing,
+        profiles=parse_profiles(options.timing, options.profiles),
         slow_ranks=parse_slow(options.slow_node, options.slow_rank, world.world_size, world.nproc_per_node),
         calibration=load_calibration(options.calibration) if options.calibration is not None else None,
     )
@@ -173,7 +179,8 @@ def _parser() -> _Parser:
     _add(own, "--trace-ranks", default="auto", help="auto, all, or a list such as 0,5,8-15 (default: auto)")
     _add(own, "--jobs", help="ranks traced at once (default: 2, or 1 on one core)")
     _add(own, "--executor", default="local", choices=("local", "ray"), help="where ranks are traced")
-    _add(own, "--timing", default="auto", choices=("auto", "execute", "profile", "model"), help="how ops get durations")
+    _add(own, "--timing", default="auto", choices=("auto", "execute", "profile", "model"), help=TIMING_HELP)
+    _add(own, "--profiles", action="append", metavar="FILE", help=PROFILES_HELP)
     _add(own, "--calibration", help="constants of the network, from echo-sim calibrate")
     _add(own, "--overlap", default="none", help="a trained slowdown model, or none")
     _add(own, "--warmup-steps", default="1", help="optimizer steps before the measured ones (default: 1)")
@@ -271,8 +278,8 @@ def _refuse_unbuilt(options: argparse.Namespace) -> None:
     for name in _UNBUILT:
         if getattr(options, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is not built yet: leave it out")
-    if options.timing in ("execute", "profile"):
-        raise UsageError(f"--timing {options.timing} is not built yet: use --timing model")
+    if options.timing == "execute":
+        raise UsageError(f"--timing {options.timing} is not built yet: use --timing profile or model")
     if options.overlap != "none":
         raise UsageError(f"--overlap {options.overlap} is not built yet: use --overlap none")
     if options.executor != "local":

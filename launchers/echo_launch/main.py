@@ -158,6 +158,8 @@ def compose_and_report(run: Run, launch: Launch) -> Outcome:
         jitter=launch.jitter,
         seed=launch.seed,
         calibration=launch.calibration,
+        timing=launch.timing,
+        profiles=launch.profiles,
     )
     report = analysis.report
     write_files(run.path, run, analysis.composition, report)

@@ -101,9 +101,9 @@ def test_cold_counts_before_loaded_and_loaded_is_kept_beside_it():
 
 
 def test_load_by_the_share_of_products():
-    assert load_of(0.2) == load_of(0.47) == 0.0
+    assert load_of(0.2) == load_of(0.55) == 0.0
     assert load_of(1.0) == 1.0
-    assert load_of(0.735) == pytest.approx(0.5)
+    assert load_of(0.775) == pytest.approx(0.5)
 
 
 def test_timings():

@@ -15,7 +15,16 @@ from echo_hooks.errors import UsageError
 from echo_hooks.network.calibration import Calibration, load_calibration
 from echo_launch.timing import PROFILES_HELP, TIMING_HELP, parse_profiles
 from echo_launch.torchrun import RealRun
-from echo_launch.variations import JITTER_HELP, SLOW_NODE_HELP, SLOW_RANK_HELP, parse_jitter, parse_slow
+from echo_launch.variations import (
+    JITTER_HELP,
+    MOE_SKEW_HELP,
+    SLOW_NODE_HELP,
+    SLOW_RANK_HELP,
+    MoeSkew,
+    parse_jitter,
+    parse_moe_skew,
+    parse_slow,
+)
 from echo_launch.world import MAX_DIGITS, World, resolve_world
 
 _TORCHRUN = "torchrun options"
@@ -28,7 +37,7 @@ class Launch:
     """A checked command line. ``trace_ranks``: None for Echo's choice. ``jobs``: ranks traced at once. ``jitter``:
     sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank. ``timing``,
     ``profiles``: where the time of an operation is from. ``calibration``: of the network, None for the one that comes
-    with the accelerator."""
+    with the accelerator. ``moe_skew``: load of experts, by default balanced."""
 
     world: World
     script: str
@@ -47,6 +56,7 @@ class Launch:
     timing: str = "auto"
     profiles: tuple[Path, ...] = ()
     calibration: Calibration | None = None
+    moe_skew: MoeSkew = MoeSkew()
     notes: tuple[str, ...] = field(default=())
 
 
@@ -105,6 +115,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
         profiles=parse_profiles(options.timing, options.profiles),
         slow_ranks=parse_slow(options.slow_node, options.slow_rank, world.world_size, world.nproc_per_node),
         calibration=load_calibration(options.calibration) if options.calibration is not None else None,
+        moe_skew=parse_moe_skew(options.moe_skew),
     )
 
 
@@ -189,7 +200,7 @@ def _parser() -> _Parser:
     _add(own, "--jitter", metavar="SIGMA", help=JITTER_HELP)
     _add(own, "--slow-node", action="append", metavar="NODE=FACTOR", help=SLOW_NODE_HELP)
     _add(own, "--slow-rank", action="append", metavar="RANK=FACTOR", help=SLOW_RANK_HELP)
-    _add(own, "--moe-skew", help="uneven load of experts")
+    _add(own, "--moe-skew", metavar="SKEW", help=MOE_SKEW_HELP)
     _add(own, "--hostfile", help="hosts and slots, as DeepSpeed writes them")
     _add(own, "--json", action="store_true", help="print report.json; the script's own output goes to stderr")
     _add(own, "--quiet", action="store_true", help="no progress, and the script's output only into logs")
@@ -270,7 +281,7 @@ def _given(options: argparse.Namespace, action: argparse.Action) -> bool:
 
 # ---- checks ----
 
-_UNBUILT = {"moe_skew": "", "hostfile": ""}
+_UNBUILT = {"hostfile": ""}
 
 
 def _refuse_unbuilt(options: argparse.Namespace) -> None:

@@ -21,6 +21,7 @@ from echo_hooks.report.report import Report, build_report
 from echo_hooks.timing import Pricing, fill_durations, load_pricing
 from echo_hooks.timing.fill import host_bytes
 from echo_hooks.timing.host import HOST_BANDWIDTH_BYTES_PER_S, add_communication_calls, settle_host_times
+from echo_hooks.timing.sources import notes, shares_of_guesses
 
 BAND_RECORDS = 16_000_000
 """Records simulated for a band that nobody asked for: a few seconds. With jitter asked for there is no limit."""
@@ -46,15 +47,16 @@ def analyse(
     timing: str = "auto",
     profiles: Sequence[Path] = (),
     host_speed: float = 1.0,
+    pricing: Pricing | None = None,
 ) -> Analysis:
     """Compose ``run`` on ``cluster`` (of at least its world size) and report on it.
 
     ``timing``: where the time of a local operation is from: "profile" (measured databases, ``profiles`` before the
-    shipped one, then the model), "model", "auto" (as "profile"); a run whose operations were executed keeps what was
-    measured. ``slow_ranks``: factor on the kernel times by rank. ``jitter``: sigma of the noise of single kernels;
-    ``seed``: of the step time's band. ``calibration``: of the network, instead of the one that comes with the
-    accelerator. ``host_speed``: how many times as fast as the tracing machine's the target's processor runs the
-    script's host code.
+    shipped one, then the model), "model", "auto" (as "profile"); ``pricing`` stands for both; a run whose operations
+    were executed keeps what was measured. ``slow_ranks``: factor on the kernel times by rank. ``jitter``: sigma of the
+    noise of single kernels; ``seed``: of the step time's band. ``calibration``: of the network, instead of the one that
+    comes with the accelerator. ``host_speed``: how many times as fast as the tracing machine's the target's processor
+    runs the script's host code.
 
     Communication that does not fit together, set-up and warm-up included, gives a report with problems and no times.
     Raises UsageError for a run without measured steps whose communication shows no reason.
@@ -63,8 +65,8 @@ def analyse(
     variability = Variability(seed=seed, jitter=jitter, most_records=None if jitter > 0.0 else BAND_RECORDS)
     model = CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {}), calibration=calibration)
     executed = run.manifest.get("timing") == "execute"
-    pricing = None if executed else load_pricing(cluster.accelerator, timing, profiles)
-    composition, unpriced = _compose(run, cluster, pricing, model, folded, slow_ranks, variability, host_speed)
+    pricing = None if executed else pricing or load_pricing(cluster.accelerator, timing, profiles)
+    composition = _compose(run, cluster, pricing, model, folded, slow_ranks, variability, host_speed)
     if not composition.timelines and not composition.problems:
         raise UsageError(f"{run.path}: the run holds no measured step, so there is nothing to time")
     composed = time.perf_counter()
@@ -73,6 +75,7 @@ def analyse(
         "compose": composed - began,
         "report": 0.0,
     }
+    traces = list(run.traces.values())
     tokens, counted = tokens_per_step(run)
     run.manifest["tokens_per_step"] = tokens
     report = build_report(run, composition, cluster, timings=timings)
@@ -83,7 +86,11 @@ def analyse(
     if run.world_size > 1:
         report.assumptions.extend(_note("note", sentence) for sentence in _network_sources(model))
     report.assumptions.extend(_note("note", sentence) for sentence in _host_work(run, cluster))
-    report.assumptions.extend(_note("op priced by its bytes alone", name) for name in unpriced)
+    report.assumptions.extend(_note("note", sentence) for sentence in notes(traces, pricing, _versions(run)))
+    report.assumptions.extend(
+        _note("op priced by its bytes alone", f"{name}, {share:.2%} of the time in kernels")
+        for name, share in shares_of_guesses(traces).items()
+    )
     report.timings["report"] = time.perf_counter() - composed
     return Analysis(composition, report)
 
@@ -97,20 +104,20 @@ def _compose(
     slow_ranks: Mapping[int, float] | None,
     variability: Variability,
     host_speed: float,
-) -> tuple[Composition, list[str]]:
-    """The composition, and the names of ops whose duration is a guess. ``pricing``: None where all were measured."""
+) -> Composition:
+    """``pricing``: None where every operation was measured."""
     traces = list(run.traces.values())
-    unpriced: list[str] = []
     if pricing is None:
         for trace in traces:
             add_communication_calls(trace)
     else:
         settle_host_times(traces)
         ranks = cluster.accelerators_per_node
-        unpriced = sorted({name for trace in traces for name in fill_durations(trace, pricing, ranks)})
+        for trace in traces:
+            fill_durations(trace, pricing, ranks)
     for trace in traces:
         trace.program.columns["host_us"] = trace.program.host_us / host_speed
-    composition = compose(
+    return compose(
         run.world_size,
         run.groups,
         run.roles,
@@ -123,7 +130,11 @@ def _compose(
         variability=variability,
         slack=True,
     )
-    return composition, unpriced
+
+
+def _versions(run: Run) -> dict[str, str]:
+    versions = run.manifest.get("versions")
+    return {str(name): str(v) for name, v in versions.items()} if isinstance(versions, dict) else {}
 
 
 def _network_sources(model: CommunicationModel) -> list[str]:

@@ -27,9 +27,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-STEADY = 0.15
-"""Largest spread of a measurement that counts."""
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from measured_runs import STEADY, script, script_arguments, simulation, spread  # noqa: E402
 
 
 def main() -> None:
@@ -69,7 +68,8 @@ def main() -> None:
         made_by = {
             "command": f"python bench/gpu/validate.py {options.measured.name} --timing {options.timing}",
             "machine": platform.processor() or platform.machine(),
-            "versions": {"python": platform.python_version()} | _versions("echo-hooks", "torch", "megatron-core", "deepspeed"),
+            "versions": {"python": platform.python_version()}
+            | _versions("echo-hooks", "torch", "megatron-core", "deepspeed"),
         }
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps({**made_by, "summary": summary, "rows": rows}, indent=1) + "\n")
@@ -98,28 +98,11 @@ def _versions(*names: str) -> dict[str, str]:
 # ---- one run ----
 
 
-def script_arguments(run: dict[str, Any]) -> list[str]:
-    """The workload's own command line: true is a bare flag, null and false are left out."""
-    arguments: list[str] = []
-    for name, value in run["args"].items():
-        if value is None or value is False or name == "local_rank":
-            continue
-        arguments += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-    return arguments
-
-
-def script(run: dict[str, Any]) -> str:
-    return str(EXAMPLES / f"train_{run['workload']}.py")
-
-
 def predict(run: dict[str, Any], mode: str, accelerator: str, limit_s: float) -> dict[str, Any]:
     """report.json of the run's simulation, with ``seconds``; "failure" where there is none."""
-    world = run["world_size"]
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "echo_launch", "--simulate", "--world-size", str(world), "--json", "--quiet"]
-        command += ["--cluster", f"{accelerator}:1x{world}", "--timing", mode, "--out", f"{scratch}/run"]
-        command += [script(run), *script_arguments(run)]
+        command = simulation(run, accelerator, mode, Path(scratch) / "run")
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -156,12 +139,12 @@ def facts(run: dict[str, Any]) -> dict[str, Any]:
     row = {"workload": run["workload"], "world_size": run["world_size"], "args": " ".join(script_arguments(run))}
     if "ranks" not in run:
         return {**row, "step_ms": None, "failure": run.get("failure", "not measured")}
-    spread = max((rank["max_ms"] - rank["min_ms"]) / rank["step_ms"] for rank in run["ranks"])
+    spreads = spread(run)
     return {
         **row,
         "step_ms": round(run["step_ms"], 2),
-        "spread": round(spread, 3),
-        "counted": spread <= STEADY,
+        "spread": round(spreads, 3),
+        "counted": spreads <= STEADY,
         "peak_allocated_bytes": max(rank["peak_allocated_bytes"] for rank in run["ranks"]),
         "peak_reserved_bytes": max(rank["peak_reserved_bytes"] for rank in run["ranks"]),
     }

@@ -203,6 +203,7 @@ def compose_and_report(run: Run, launch: Launch) -> Outcome:
         seed=launch.seed,
         calibration=launch.calibration,
         timing=run.manifest["timing"],
+        profiles=launch.profiles,
         host_speed=launch.host_speed,
     )
     report = analysis.report

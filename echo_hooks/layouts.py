@@ -1,4 +1,4 @@
-"""Arithmetic of layouts: what divides what, and the nearest legal choice, told in one line beside a framework's error."""
+"""Arithmetic of layouts: what divides what, and the nearest legal choice; one line beside a framework's error."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def world_line(
                 f"{rest} {world // others // d})"
                 for d in near[:1]
             ]
-    legal = legal[:2] + [choices("world", [w for w in (world // size * size, (world // size + 1) * size) if w])]
+    worlds = [w for w in (world // size * size, (world // size + 1) * size) if w]
+    legal = [*legal[:2], choices("world", worlds)]
     return f"world {world} is no multiple of {product(told)}; nearest legal: {', or '.join(legal)}"
 
 

@@ -25,13 +25,14 @@ SOURCES = {
 # face, echo_hooks/__init__.py.
 COLUMNS = (
     ("errors", "patching", "runner", "host_tensors", "layouts"),
-    ("late",),
+    ("late", "stand_ins"),
     ("integrations",),
     ("hardware",),
     ("graph",),
     ("world", "devices"),
     ("capture",),
     ("timing", "network", "overlap", "session"),
+    ("profiling",),
     ("compose",),
     ("report",),
     ("analysis",),
@@ -46,6 +47,7 @@ TORCH_FREE = (
     "runner",
     "late",
     "layouts",
+    "stand_ins",
     "integrations",
     "hardware",
     "graph",

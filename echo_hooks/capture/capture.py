@@ -33,11 +33,19 @@ class Capture:
     ``values`` is what the virtual world needs; set ``mode.world`` once the world exists.
     """
 
-    def __init__(self, recorder: Recorder, allocator: CachingAllocator, planner: Planner, warmup: int, steps: int):
+    def __init__(
+        self,
+        recorder: Recorder,
+        allocator: CachingAllocator,
+        planner: Planner,
+        warmup: int,
+        steps: int,
+        workspace_bytes: int = 0,
+    ):
         self.recorder = recorder
         self.labels = Labels(recorder)
         self.steps = Steps(recorder, self.labels, warmup, steps)
-        self.memory = Memory(recorder, allocator)
+        self.memory = Memory(recorder, allocator, workspace_bytes)
         self.mode = CaptureMode(recorder, planner, self.memory, self.labels, self.steps)
         self.values = CaptureValues(self.mode)
         self._threads = PatchSet(threads.patches(self.mode))
@@ -47,6 +55,7 @@ class Capture:
 
     def start(self) -> None:
         self.labels.install()
+        self.recorder.relabel = self.labels.update
         self.steps.install()
         self._threads.install()
         torch._C._set_only_lift_cpu_tensors(True)
@@ -62,6 +71,7 @@ class Capture:
         torch._C._set_only_lift_cpu_tensors(False)
         self.steps.remove()
         self.labels.remove()
+        self.recorder.relabel = None
 
     def _collector(self, phase: str, _info) -> None:
         """Our records make the cyclic collector slower than the script's own run would see it: our time."""
@@ -102,6 +112,9 @@ class Capture:
             steps=number,
             tokens_per_step=_tokens(program, recorder.ops.signatures) // max(number, 1),
             trace_seconds=trace_seconds,
+            created=[group.index for group in recorder.groups if not group.local],
+            step_ends=list(steps.boundaries),
+            unanswered=sorted(recorder.unanswered),
         )
 
     def _say_if_unsteady(self, whole: Program) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from echo_hooks.capture.calls import call_text
 from echo_hooks.graph.ops import OpSignature, meta_of
 
 aten = torch.ops.aten
@@ -77,6 +78,7 @@ def signature(func, args, kwargs, result, written: list[torch.Tensor]) -> OpSign
         bytes_read=max(read, 0),
         bytes_written=write,
         attrs=tuple(_attributes(func, args, kwargs, inputs)),
+        call=call_text(func, args, kwargs),
     )
 
 

@@ -13,7 +13,7 @@ from echo_hooks.graph.program import Phase
 from echo_hooks.graph.recorder import Recorder
 from echo_hooks.graph.roles import MemorySummary
 
-_PARAMETERS, _GRADIENTS, _OPTIMIZER, _ACTIVATIONS, _COMMUNICATION, _OTHER = range(len(HOLDERS))
+_PARAMETERS, _GRADIENTS, _OPTIMIZER, _ACTIVATIONS, _COMMUNICATION, _OTHER, _WORKSPACES = range(len(HOLDERS))
 
 
 class Memory:
@@ -23,9 +23,12 @@ class Memory:
     to own it.
     """
 
-    def __init__(self, recorder: Recorder, allocator: CachingAllocator):
+    def __init__(self, recorder: Recorder, allocator: CachingAllocator, workspace_bytes: int = 0):
+        """``workspace_bytes``: what each thread and stream that multiplies matrices holds from then on."""
         self.recorder = recorder
         self.allocator = allocator
+        self.workspace_bytes = workspace_bytes
+        self._workspaces: set[tuple[bool, int]] = set()
         self.in_training = False  # set at the first module call
         self._number = 0
         self._holder: dict[int, int] = {}
@@ -60,6 +63,29 @@ class Memory:
         storage.handle = self.allocator.allocate(bytes, storage.stream)
         recorder.memory.append(
             len(recorder.program), storage.number, bytes, storage.stream, holder, recorder.module, recorder.phase
+        )
+
+    def work(self) -> None:
+        """A matrix product runs: its library's workspace for this thread and stream is there from now on.
+
+        On the device backward has a thread of its own, and with it a handle of its own.
+        """
+        recorder = self.recorder
+        key = (recorder.phase == Phase.BACKWARD, recorder.stream)
+        if key in self._workspaces or not self.workspace_bytes:
+            return
+        self._workspaces.add(key)
+        self._number += 1
+        self._holder[self._number] = _WORKSPACES
+        self.allocator.allocate(self.workspace_bytes, recorder.stream)
+        recorder.memory.append(
+            len(recorder.program),
+            self._number,
+            self.workspace_bytes,
+            recorder.stream,
+            _WORKSPACES,
+            0,
+            recorder.phase,
         )
 
     def free(self, storage: Storage) -> None:

@@ -18,6 +18,11 @@ from echo_hooks.graph.ops import OpSignature, OpTable
 # Shares its input's storage and launches nothing, though its schema has no alias annotation.
 _VIEWS_WITHOUT_ANNOTATION = {torch.ops.aten._unsafe_view.default}
 
+# Served by cuBLAS or cuBLASLt (ATen's native_functions.yaml, entries with a CUDA kernel in cuda/Blas.cpp).
+_MATRIX_PRODUCTS = frozenset(
+    ("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "addbmm", "addmv", "mv", "dot", "vdot", "addr", "linear")
+) | {"_int_mm", "_scaled_mm"}
+
 # Only allocate or look at metadata: nothing runs on the device.
 _NO_KERNEL_PREFIXES = ("aten.empty", "aten.new_empty", "aten.set_", "aten.resize_", "aten.sym_", "prim.")
 
@@ -77,6 +82,7 @@ class Plan:
     ``written``: places of the tensors that the op writes. ``signature``: None when nothing runs. On a ``device`` of type
     "cpu" the op is the host's work, on large tensors that are pretended there too.
     ``op``: its index in the op ``table`` of the rank that last used the plan. ``shadowed``: worth running on shadows.
+    ``multiplies``: runs in cuBLAS.
     """
 
     outputs: Any
@@ -86,6 +92,7 @@ class Plan:
     shadowed: bool
     op: int = -1
     table: OpTable | None = None
+    multiplies: bool = False
 
 
 def key_of(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -107,6 +114,12 @@ def key_of(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, torch.Generator):
         return "generator"
     return value
+
+
+def multiplies(signature: OpSignature | None) -> bool:
+    """Whether an op is a matrix product of the library, by its full name ("aten.mm.default")."""
+    parts = signature.name.split(".") if signature is not None else []
+    return len(parts) > 1 and parts[0] == "aten" and parts[1].rstrip("_") in _MATRIX_PRODUCTS
 
 
 class Planner:

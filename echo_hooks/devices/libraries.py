@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import torch
+
+_HOPPER_WORKSPACE, _WORKSPACE = 32 << 20, (2 * 4096 + 8 * 16) << 10  # ":4096:2:16:8" in the variable's own terms
 
 
 def torch_release() -> tuple[int, int]:
@@ -26,3 +31,18 @@ def cudnn_version() -> int:
         return found
     release = torch_release()
     return 92400 if release >= (2, 14) else 92000 if release >= (2, 11) else 91002
+
+
+def cublas_workspace_bytes(compute_capability: tuple[int, int] | None, environ: Mapping[str, str]) -> int:
+    """What PyTorch gives cuBLAS to work in, once for each thread and stream that multiplies matrices, out of the
+    caching allocator; 0 on devices without cuBLAS.
+
+    Source: aten/src/ATen/cuda/CublasHandlePool.cpp (parseChosenWorkspaceSize): CUBLAS_WORKSPACE_CONFIG as pairs of KiB
+    and count, else 32 MiB from Hopper on (what cuBLAS's own documentation recommends) and 8.125 MiB before.
+    """
+    if compute_capability is None:
+        return 0
+    pairs = re.findall(r":([0-9]{1,9}):([0-9]{1,9})", environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if pairs:
+        return sum(int(size) * int(count) for size, count in pairs) << 10
+    return _HOPPER_WORKSPACE if compute_capability >= (9, 0) else _WORKSPACE

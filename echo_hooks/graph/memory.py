@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-HOLDERS = ("parameters", "gradients", "optimizer", "activations", "communication", "other")
+HOLDERS = ("parameters", "gradients", "optimizer", "activations", "communication", "other", "workspaces")
 
 MEMORY_COLUMNS: dict[str, type] = {
     "record": np.int64,  # the event happens after this many records of the program

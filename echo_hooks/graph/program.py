@@ -66,7 +66,7 @@ COLUMNS: dict[str, type] = {
     "module": np.int32,  # index into Program.strings
     "phase": np.uint8,
     "microbatch": np.int16,  # -1: unknown
-    "site": np.int32,  # index into Program.strings: "file:line" of the user's code; communication only
+    "site": np.int32,  # index into Program.strings: "file:line" of the user's code; communication and SYNC only
 }
 
 DEFAULTS: dict[str, float] = {

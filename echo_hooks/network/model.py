@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from echo_hooks.network.durations import WIRE, Reach
 from echo_hooks.network.hccl import plan_hccl, plan_hccl_exchange, plan_hccl_send, read_hccl_environment
 from echo_hooks.network.nccl_environment import read_environment
 from echo_hooks.network.nccl_graph import Communicator
-from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, parse_version, tables
+from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, kernel_only, parse_version, tables
 from echo_hooks.network.nccl_tuning_log import TuningTable
 from echo_hooks.network.placement import Placement, place
 from echo_hooks.network.plan import Planned, Rules, plan_collective, plan_exchange, plan_send
@@ -46,7 +47,8 @@ class CommunicationModel:
     """Costs on ``cluster`` with NCCL ``nccl_version`` (Ascend: HCCL), under the job's ``environment`` (NCCL_*, HCCL_*).
 
     ``calibration``: left out, the one that comes with the accelerator, or NCCL's own numbers (``Calibration()``).
-    ``printed``: tuning tables of the real library (``nccl_tuning_log``), which decide for groups of their size.
+    ``printed``: tuning tables of the real library (``nccl_tuning_log``), which decide for groups of their size; left
+    out, the calibration's.
     ``resources``: the links that ``Cost.loads`` index. ``notes``: what a reader of the numbers should know. Costs
     are remembered, and equal for groups that lie alike.
     Raises UsageError for an unknown version and for a variable that NCCL would refuse.
@@ -65,11 +67,13 @@ class CommunicationModel:
         self.cluster = cluster
         self.nccl_version = nccl_version
         self._environment = read_environment(environment)
-        # Durations are built on one version: what a hop takes does not depend on what NCCL thought of it.
-        self._rules = Rules(tables(nccl_version), tables("2.30"), self._environment, tuple(printed))
         if calibration is None:
             calibration = shipped_calibration(cluster.accelerator.name) or Calibration()
         self.calibration = calibration
+        # Durations are built on one version: what a hop takes does not depend on what NCCL thought of it.
+        time = kernel_only(tables("2.30"), cluster.accelerator.launch_overhead_us)
+        decide = tuple(printed) or calibration.tables
+        self._rules = Rules(tables(nccl_version), time, self._environment, decide)
         self.notes = _notes(calibration, cluster, nccl_version)
         self._links = Links(cluster)
         self._placements: dict[tuple[int, ...], Placement] = {}
@@ -117,7 +121,12 @@ class CommunicationModel:
             _check_bytes(bytes)
             placement = self._place((source, destination))
             comm, reach = self._communicator(placement, group_size)
-            curve = self._curve(("send", comm, reach), self._plan_send, comm, reach)
+            nodes = -(-group_size // self.cluster.accelerators_per_node)  # at least so many hold the group
+
+            def plan(comm: Communicator, reach: Reach) -> list[Planned]:
+                return self._plan_send(comm, reach, SIZES, self._carrier(comm, nodes))
+
+            curve = self._curve(("send", comm, reach, nodes), plan, comm, reach)
             point = curve.at(bytes)
             traffic = self._links.pairs(np.array([source]), np.array([destination]), np.ones(1))
             cost = self._costs[key] = self._cost(point, traffic, bytes)
@@ -231,10 +240,19 @@ class CommunicationModel:
             return plan_hccl(function, comm, reach, self._hccl, sizes)
         return plan_collective(function, comm, reach, self._rules, dtype, sizes, count=count)
 
-    def _plan_send(self, comm: Communicator, reach: Reach, sizes: np.ndarray = SIZES) -> list[Planned]:
+    def _plan_send(
+        self, comm: Communicator, reach: Reach, sizes: np.ndarray, carrier: Communicator | None = None
+    ) -> list[Planned]:
         if self._hccl is not None:
             return plan_hccl_send(comm, reach, sizes)
-        return plan_send(comm, reach, self._rules, sizes)
+        return plan_send(comm, reach, self._rules, sizes, carrier)
+
+    def _carrier(self, comm: Communicator, nodes: int) -> Communicator | None:
+        """The communicator on ``nodes`` nodes that carries a send between two ranks of one, None if it is theirs."""
+        if nodes <= comm.nodes:
+            return None
+        cluster = self.cluster
+        return replace(comm, nodes=nodes, per_node=cluster.accelerators_per_node, nics=cluster.nics_per_node)
 
     def _plan_exchange(self, comm: Communicator, reach: Reach, sizes: np.ndarray, busiest: float) -> list[Planned]:
         if self._hccl is not None:

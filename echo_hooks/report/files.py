@@ -6,7 +6,8 @@ from pathlib import Path
 
 from echo_hooks.compose.result import Composition
 from echo_hooks.errors import UsageError
-from echo_hooks.graph.rundir import Run, atomic_write
+from echo_hooks.graph.files import atomic_write
+from echo_hooks.graph.rundir import Run
 from echo_hooks.report.html import write_html
 from echo_hooks.report.perfetto import write_perfetto
 from echo_hooks.report.report import PAGE_FILE, PERFETTO_FILE, REPORT_FILE, TIMELINE_FILE, Report

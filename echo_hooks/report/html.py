@@ -12,9 +12,10 @@ import plotly.io
 from plotly.offline import get_plotlyjs
 
 from echo_hooks.compose.result import Composition, Timeline
+from echo_hooks.graph.files import atomic_write
 from echo_hooks.graph.problems import rank_ranges
 from echo_hooks.graph.program import Kind
-from echo_hooks.graph.rundir import Run, atomic_write
+from echo_hooks.graph.rundir import Run
 from echo_hooks.report.activity import (
     COMMUNICATION,
     COMPUTE,

@@ -20,7 +20,8 @@ import numpy as np
 
 from echo_hooks.compose.result import Composition, Timeline
 from echo_hooks.errors import UsageError
-from echo_hooks.graph.rundir import RankTrace, Run, atomic_write
+from echo_hooks.graph.files import atomic_write
+from echo_hooks.graph.rundir import RankTrace, Run
 from echo_hooks.report.lanes import Lanes
 from echo_hooks.report.matching import agree, find_meetings
 from echo_hooks.report.quantities import ranks_text

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
-from echo_hooks.graph.ops import OpSignature, TensorMeta
+from echo_hooks.graph.ops import OpSignature, TensorMeta, itemsize
+
+
+PRODUCTS = ("gemm", "attention_forward", "attention_backward")
+"""The classes made of matrix products."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +64,6 @@ def tensor_bytes(meta: TensorMeta) -> int:
 def elements(meta: TensorMeta) -> int:
     """Product of the shape."""
     return prod(meta.shape)
-
-
-def itemsize(dtype: str) -> int:
-    """Bytes of one element of a dtype by its torch name."""
-    if dtype == "bool":
-        return 1
-    for bits in (128, 64, 32, 16):
-        if dtype.endswith(str(bits)):
-            return bits // 8
-    return 1  # int8, uint8, float8_e4m3fn and its kin
 
 
 def _written(signature: OpSignature) -> int:
@@ -127,8 +121,19 @@ _OPS: dict[str, OpClass] = {
         OpClass("attention_backward", kernels=3),
         "_scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward"
         " _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_fused_attention_overrideable_backward"
-        " _flash_attention_backward _efficient_attention_backward _cudnn_attention_backward",
+        " _flash_attention_backward _efficient_attention_backward _cudnn_attention_backward"
+        " scaled_dot_product_attention_backward",
     ),
+    # Fused kernels of frameworks, recorded where their package cannot run. Row by row, vectorised: as norms.
+    **_family(
+        OpClass("norm"),
+        "quantize gated_activation gated_activation_backward activation activation_backward softmax_statistics"
+        " cross_entropy scale_rows rotary_embedding",
+    ),
+    **_family(OpClass("concatenate"), "transpose"),
+    **_family(OpClass("gather"), "move_rows"),
+    **_family(OpClass("sort", kernels=3), "row_map"),
+    **_family(OpClass("reduction"), "update_scales"),
     # Pointwise, one kernel each (the ops tagged pointwise in PyTorch, copies and casts).
     **_family(
         OpClass("elementwise"),

@@ -15,6 +15,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from echo_hooks.world import calls
+from echo_hooks.world.streams import Completion
 from echo_hooks.world.values import reduce_name, storage_key
 from echo_hooks.world.work import RecordedWork
 
@@ -30,8 +31,9 @@ class Functional:
 
     def __init__(self, world: VirtualWorld):
         self.world = world
-        self._by_storage: WeakKeyDictionary[Any, RecordedWork] = WeakKeyDictionary()
-        self._by_address: dict[int, RecordedWork] = {}
+        # Completions, not works: a work holds its outputs, and one that nobody waits for would hold them for ever.
+        self._by_storage: WeakKeyDictionary[Any, Completion] = WeakKeyDictionary()
+        self._by_address: dict[int, Completion] = {}
         self._ops: dict[str, Callable[..., Any]] = {
             "all_reduce": self._all_reduce,
             "all_reduce_": self._all_reduce_inplace,
@@ -147,9 +149,9 @@ class Functional:
 
     def _wait(self, tensor):
         key = storage_key(tensor)
-        work = self._by_address.pop(key, None) if isinstance(key, int) else self._by_storage.pop(key, None)
-        if work is not None:
-            work.wait()
+        completion = self._by_address.pop(key, None) if isinstance(key, int) else self._by_storage.pop(key, None)
+        if completion is not None:
+            completion.wait(self.world.recorder)
         return tensor
 
     def _wrap(self, tensor):
@@ -162,9 +164,9 @@ class Functional:
         for output in outputs:
             key = storage_key(output)
             if isinstance(key, int):
-                self._by_address[key] = work
+                self._by_address[key] = work.completion
             else:
-                self._by_storage[key] = work
+                self._by_storage[key] = work.completion
         return outputs
 
     def _empty(self, like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -12,20 +12,38 @@ from pathlib import Path
 from typing import NoReturn
 
 from echo_hooks.errors import UsageError
+from echo_hooks.network.calibration import Calibration, load_calibration
 from echo_launch import world
 from echo_launch.hostfile import choose_hosts
-from echo_launch.variations import JITTER_HELP, SLOW_NODE_HELP, SLOW_RANK_HELP, parse_jitter, parse_slow
+from echo_launch.timing import PROFILES_HELP, TIMING_HELP, parse_profiles
+from echo_launch.torchrun import RealRun
+from echo_launch.variations import (
+    HOST_SPEED_HELP,
+    JITTER_HELP,
+    MOE_SKEW_HELP,
+    SLOW_NODE_HELP,
+    SLOW_RANK_HELP,
+    MoeSkew,
+    parse_host_speed,
+    parse_jitter,
+    parse_moe_skew,
+    parse_slow,
+)
 from echo_launch.world import MAX_DIGITS, World
 
 _TORCHRUN = "torchrun options"
 _OWN = "simulation options (with --simulate)"
+_RECORD = "options of the record (without --simulate)"
 
 
 @dataclass(frozen=True)
 class Launch:
     """A checked command line. ``trace_ranks``: None for Echo's choice. ``jobs``: ranks traced at once. ``jitter``:
     sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank. ``local_rank_argument``:
-    the script gets --local_rank=N before its own arguments, as DeepSpeed's launcher gives it."""
+    the script gets --local_rank=N before its own arguments, as DeepSpeed's launcher gives it. ``timing``,
+    ``profiles``: where the time of an operation is from. ``calibration``: of the network, None for the one that comes
+    with the accelerator. ``moe_skew``: load of experts, by default balanced. ``host_speed``: of the target's processor,
+    relative to this machine's."""
 
     world: World
     script: str
@@ -42,11 +60,16 @@ class Launch:
     local_rank_argument: bool = False
     jitter: float = 0.0
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
+    timing: str = "auto"
+    host_speed: float = 1.0
+    profiles: tuple[Path, ...] = ()
+    calibration: Calibration | None = None
+    moe_skew: MoeSkew = MoeSkew()
     notes: tuple[str, ...] = field(default=())
 
 
-def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Launch | list[str]:
-    """A launch to simulate, or, without --simulate, the very arguments for torchrun.
+def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Launch | RealRun:
+    """A launch to simulate, or, without --simulate, a real run with the very arguments for torchrun.
 
     Raises UsageError: one sentence that says what is wrong and what would be right.
     """
@@ -54,12 +77,19 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
     own, script, script_args = split_at_script(parser, argv)
     options = parser.parse_args(own)
     if not options.simulate:
-        given = [action.option_strings[0] for action in _own_actions(parser) if _given(options, action)]
+        given = [action.option_strings[0] for action in _actions(parser, _OWN) if _given(options, action)]
         if given:
             raise UsageError(f"{given[0]} is an option of simulation: add --simulate, or leave it out")
         if script is None:
             raise UsageError("no script given: echo-launch [options] train.py [arguments of the script]")
-        return list(argv)
+        profile = _whole("--profile", options.profile, 1) or 0
+        words = [*_without_record_options(own), *argv[len(own) :]]
+        return RealRun(tuple(words), script, options.record or "", profile)
+    for action in _actions(parser, _RECORD):
+        if _given(options, action):
+            raise UsageError(
+                f"{action.option_strings[0]} is an option of a real run: leave out --simulate, or leave it out"
+            )
     _refuse_unbuilt(options)
     if options.no_python:
         raise UsageError("--no-python: only Python scripts can be simulated, as Echo watches them from inside")
@@ -99,7 +129,12 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
         quiet=options.quiet,
         jitter=parse_jitter(options.jitter),
         local_rank_argument=hosts is not None and not options.no_local_rank,
+        timing=options.timing,
+        host_speed=parse_host_speed(options.host_speed),
+        profiles=parse_profiles(options.timing, options.profiles),
         slow_ranks=parse_slow(options.slow_node, options.slow_rank, resolved.world_size, resolved.nproc_per_node),
+        calibration=load_calibration(options.calibration) if options.calibration is not None else None,
+        moe_skew=parse_moe_skew(options.moe_skew),
     )
 
 
@@ -174,7 +209,8 @@ def _parser() -> _Parser:
     _add(own, "--trace-ranks", default="auto", help="auto, all, or a list such as 0,5,8-15 (default: auto)")
     _add(own, "--jobs", help="ranks traced at once (default: 2, or 1 on one core)")
     _add(own, "--executor", default="local", choices=("local", "ray"), help="where ranks are traced")
-    _add(own, "--timing", default="auto", choices=("auto", "execute", "profile", "model"), help="how ops get durations")
+    _add(own, "--timing", default="auto", choices=("auto", "execute", "profile", "model"), help=TIMING_HELP)
+    _add(own, "--profiles", action="append", metavar="FILE", help=PROFILES_HELP)
     _add(own, "--calibration", help="constants of the network, from echo-sim calibrate")
     _add(own, "--overlap", default="none", help="a trained slowdown model, or none")
     _add(own, "--warmup-steps", default="1", help="optimizer steps before the measured ones (default: 1)")
@@ -183,7 +219,6 @@ def _parser() -> _Parser:
     _add(own, "--jitter", metavar="SIGMA", help=JITTER_HELP)
     _add(own, "--slow-node", action="append", metavar="NODE=FACTOR", help=SLOW_NODE_HELP)
     _add(own, "--slow-rank", action="append", metavar="RANK=FACTOR", help=SLOW_RANK_HELP)
-    _add(own, "--moe-skew", help="uneven load of experts")
     _add(own, "-H", "--hostfile", help="lines HOST slots=COUNT, as DeepSpeed's launcher reads them")
     _add(own, "-i", "--include", metavar="HOSTS", help="of the host file: HOST@HOST:SLOT,SLOT; all slots where none")
     _add(own, "-e", "--exclude", metavar="HOSTS", help="the others of the host file")
@@ -195,8 +230,13 @@ def _parser() -> _Parser:
     for name in ("--launcher", "--launcher-args", "--autotuning", "--enable-each-rank-log", "--bind-core-list",
                  "--ssh-port", "--venv-script", "--log-level"):  # fmt: skip
         _add(own, name, help=argparse.SUPPRESS)
+    _add(own, "--host-speed", metavar="FACTOR", help=HOST_SPEED_HELP)
+    _add(own, "--moe-skew", metavar="SKEW", help=MOE_SKEW_HELP)
     _add(own, "--json", action="store_true", help="print report.json; the script's own output goes to stderr")
     _add(own, "--quiet", action="store_true", help="no progress, and the script's output only into logs")
+    record = parser.add_argument_group(_RECORD, "a real run leaves step times and peak memory for echo-sim compare")
+    _add(record, "--record", metavar="DIR", help="where the record goes (default: echo-runs/SCRIPT-NNN)")
+    _add(record, "--profile", metavar="N", help="profile N steps of every rank with torch.profiler")
     torchrun = parser.add_argument_group(
         _TORCHRUN, "taken as torchrun takes them; in a simulation only --nnodes, --nproc-per-node and -m matter"
     )
@@ -247,8 +287,22 @@ def _add(group, *names: str, **settings) -> None:
     group.add_argument(*spellings, **settings)
 
 
-def _own_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    return next(group for group in parser._action_groups if group.title == _OWN)._group_actions
+def _actions(parser: argparse.ArgumentParser, title: str) -> list[argparse.Action]:
+    return next(group for group in parser._action_groups if group.title == title)._group_actions
+
+
+def _without_record_options(words: list[str]) -> list[str]:
+    """torchrun's part of the launcher's own words."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in ("--record", "--profile"):
+            skip = True
+        elif not word.startswith(("--record=", "--profile=")):
+            kept.append(word)
+    return kept
 
 
 def _given(options: argparse.Namespace, action: argparse.Action) -> bool:
@@ -257,7 +311,7 @@ def _given(options: argparse.Namespace, action: argparse.Action) -> bool:
 
 # ---- checks ----
 
-_UNBUILT = {"calibration": "", "moe_skew": "", "autotuning": ""}
+_UNBUILT = {"autotuning": ""}
 
 
 def _refuse_unbuilt(options: argparse.Namespace) -> None:
@@ -265,8 +319,6 @@ def _refuse_unbuilt(options: argparse.Namespace) -> None:
     for name in _UNBUILT:
         if getattr(options, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is not built yet: leave it out")
-    if options.timing in ("execute", "profile"):
-        raise UsageError(f"--timing {options.timing} is not built yet: use --timing model")
     if options.overlap != "none":
         raise UsageError(f"--overlap {options.overlap} is not built yet: use --overlap none")
     if options.executor != "local":

@@ -18,7 +18,7 @@ class RunDirectory:
     def __init__(self, out: Path | None, script: str):
         self._made = True
         if out is None:
-            self.path = _numbered(RUNS.absolute(), _stem(script))
+            self.path = _numbered(RUNS.absolute(), _stem(script), "logs", "--out")
         else:
             self.path = out.absolute()
             self._made = _claimed(self.path)
@@ -36,6 +36,12 @@ class RunDirectory:
             _remove_if_empty(self.path)
             _remove_if_empty(RUNS.absolute())
 
+    def clear(self) -> None:
+        """Forget what an attempt has left that is made again in another way."""
+        for name in _OURS:
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        (self.path / "logs").mkdir()
+
     def keep(self) -> None:
         """The run is complete."""
         self._kept = True
@@ -47,12 +53,34 @@ class RunDirectory:
         )
 
 
+class RecordDirectory:
+    """Where a real run leaves its record. ``path``: absolute. ``shared``: other nodes of the run may write there too,
+    so a record that is there already is theirs."""
+
+    def __init__(self, out: Path | None, script: str, shared: bool = False):
+        if out is None:
+            self.path = _numbered(RUNS.absolute(), _stem(script), "ranks", "--record")
+            return
+        self.path = out.absolute()
+        try:
+            if self.path.is_dir() and any(e.name not in ("ranks", "traces") or not shared for e in self.path.iterdir()):
+                raise UsageError(f"--record {out} holds files already: choose a new or an empty directory")
+            (self.path / "ranks").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--record {out}: {error.strerror}") from None
+
+    def leave(self) -> None:
+        """Remove what is empty: a run that was not recorded leaves nothing."""
+        for path in (self.path / "ranks", self.path, RUNS.absolute()):
+            _remove_if_empty(path)
+
+
 def _stem(script: str) -> str:
     stem = Path(script).name.removesuffix(".py")
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in stem).lstrip(".") or "script"
 
 
-def _numbered(parent: Path, stem: str) -> Path:
+def _numbered(parent: Path, stem: str, inside: str, option: str) -> Path:
     """The first free STEM-NNN, made here and now: two commands started together get two directories."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -64,10 +92,10 @@ def _numbered(parent: Path, stem: str) -> Path:
             except FileExistsError:
                 number += 1
                 continue
-            (path / "logs").mkdir()
+            (path / inside).mkdir()
             return path
     except OSError as error:
-        raise UsageError(f"{parent}: no run directory can be made there ({error.strerror}); give --out") from None
+        raise UsageError(f"{parent}: no run directory can be made there ({error.strerror}); give {option}") from None
 
 
 def _claimed(path: Path) -> bool:

@@ -176,6 +176,6 @@ def _known(
     beyond = [slot for slot in slots if slot >= available[host]]
     if beyond:
         raise UsageError(
-            f"{option} {text}: {host} has slots={available[host]} in {where}, that is slots 0 to {available[host] - 1}; "
-            f"slots is a count and must be at least {max(beyond) + 1} to use slot {max(beyond)}"
+            f"{option} {text}: {host} has slots={available[host]} in {where}, that is slots 0 to {available[host] - 1}"
+            f"; slots is a count and must be at least {max(beyond) + 1} to use slot {max(beyond)}"
         )

@@ -132,9 +132,7 @@ def _nodes(name: str, text: str | None) -> int | None:
     return _number(name, low)
 
 
-def _per_node(
-    name: str, text: str | None, described: _Described | None, environment: Mapping[str, str]
-) -> int | None:
+def _per_node(name: str, text: str | None, described: _Described | None, environment: Mapping[str, str]) -> int | None:
     """gpu and auto mean all accelerators of a node: the cluster's node where one is given, else this machine's, of
     which CUDA_VISIBLE_DEVICES may list some."""
     if text is None:

@@ -10,10 +10,18 @@ import gc
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from echo_hooks.devices.libraries import cublas_workspace_bytes
+
 pytestmark = pytest.mark.usefixtures("stage")
+
+
+@pytest.fixture(autouse=True)
+def _no_workspaces(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
 
 
 def rounded(*elements: int, itemsize: int = 4) -> int:
@@ -160,3 +168,47 @@ def test_most_of_the_device_can_be_taken(echo):
     assert tensor.numel() == 70 << 30  # of 80 GB
     assert torch.cuda.max_memory_allocated() == 70 << 30
     del tensor
+
+
+def test_each_thread_and_stream_that_multiplies_has_a_workspace(watch, monkeypatch):
+    """PyTorch keeps 32 MiB on Hopper per cuBLAS handle and stream; backward's thread has a handle of its own."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    echo = watch()
+    weight = torch.randn(64, 64, device="cuda", requires_grad=True)
+    before = allocated(echo)
+    product = weight @ weight
+    assert allocated(echo) == before + (32 << 20) + rounded(64 * 64)
+    product = weight @ weight
+    assert allocated(echo) == before + (32 << 20) + rounded(64 * 64)
+    product.sum().backward()
+    del product
+    assert allocated(echo) == before + (64 << 20) + rounded(64 * 64)  # the gradient
+    with torch.cuda.stream(torch.cuda.Stream()), torch.no_grad():
+        weight @ weight
+    assert allocated(echo) == before + (96 << 20) + rounded(64 * 64)
+    held = echo.capture.trace().memory.held_at_peak
+    assert held["workspaces"] == 96 << 20
+
+
+def test_workspace_sizes():
+    """CUBLAS_WORKSPACE_CONFIG counts pairs of KiB and number; the default before Hopper is :4096:2:16:8."""
+    assert cublas_workspace_bytes((8, 0), {}) == 8519680  # as discuss.pytorch.org/t/178671 saw in a memory snapshot
+    assert cublas_workspace_bytes((9, 0), {}) == 32 << 20
+    assert cublas_workspace_bytes((9, 0), {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}) == 32 << 20
+    assert cublas_workspace_bytes((9, 0), {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}) == 128 << 10
+    assert cublas_workspace_bytes(None, {}) == 0
+
+
+def test_a_collective_that_nobody_waits_for_keeps_nothing(echo, monkeypatch):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "29500")):
+        monkeypatch.setenv(name, value)
+    dist.init_process_group("nccl")
+    try:
+        tensor = torch.ones(100_000, device="cuda")
+        before = allocated(echo)
+        result = torch.ops._c10d_functional.all_reduce(tensor, "sum", dist.group.WORLD.group_name)
+        assert allocated(echo) == before + rounded(100_000)
+        del result
+        assert allocated(echo) == before
+    finally:
+        dist.destroy_process_group()

@@ -24,7 +24,7 @@ def refusal(script: Path, world: int, words: str, capfd) -> tuple[str, str]:
     lines = [line for line in err.splitlines() if line.startswith("layout: ")]
     assert len(lines) == 1 and err.index(lines[0]) < err.index("Traceback")
     assert f'/{script.name}", line ' in err and "echo-launch: rank 0: " in err
-    assert f'/{"echo_hooks"}/' not in err
+    assert f"/{'echo_hooks'}/" not in err
     return lines[0], err
 
 

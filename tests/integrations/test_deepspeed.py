@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import communication
 
 pytest.importorskip("deepspeed")
 
@@ -17,7 +16,7 @@ PARAMETERS = EMBEDDING + LAYERS * BLOCK + HEAD
 MODULES = 2 + 3 * LAYERS  # those that own parameters
 BF16, FP32, FLAG = 2, 4, 1
 EXAMPLES = Path(__file__).parents[2] / "examples"
-ONE_RANK = ["--trace-ranks", "0"]
+ONE_RANK = "--trace-ranks 0"
 
 # Every module gathers its parameters when it needs them and lets them go at once.
 NOTHING_KEPT = {
@@ -29,27 +28,31 @@ NOTHING_KEPT = {
 }
 
 
-def train(simulate, zero: dict, *options: str, own=ONE_RANK, dtype="bf16") -> dict:
-    config = json.dumps({dtype: {"enabled": True}, "zero_optimization": zero})
-    return simulate("ds_training.py", WORLD, ["--config", config, *options], own)
+def train(simulate, zero: dict, *options: str, own=ONE_RANK, dtype="bf16"):
+    config = json.dumps({dtype: {"enabled": True}, "zero_optimization": zero}, separators=(",", ":"))
+    return simulate("ds_training.py", WORLD, " ".join(["--config", config, *options]), own)
+
+
+def communication(run, rank: int = 0) -> dict[tuple[str, str], tuple[float, int]]:
+    return run.rows(rank)
 
 
 def test_stage_3_with_zero_init(simulate):
-    report = train(simulate, NOTHING_KEPT, "--zero-init")
-    assert communication(report) == {
+    run = train(simulate, NOTHING_KEPT, "--zero-init")
+    assert communication(run) == {
         ("world", "all_gather"): (2 * MODULES, 2 * BF16 * PARAMETERS),  # forward and backward
         ("world", "reduce_scatter"): (1, BF16 * PARAMETERS),  # one bucket
         ("world", "all_reduce"): (1, FP32 + FLAG + 3),  # squared norm and overflow, as float32
     }
-    assert report["step_time_ms"] > 0
+    assert run.report["step_time_ms"] > 0
 
 
 def test_a_pipeline(simulate):
-    report = simulate("ds_pipeline.py", 4)
+    run = simulate("ds_pipeline.py", 4)
     activation = BATCH * SEQUENCE * HIDDEN * BF16
     stages = EMBEDDING + 2 * BLOCK, 2 * BLOCK + HEAD
     for rank in range(4):
-        talk = communication(report, rank)
+        talk = communication(run, rank)
         assert talk["world", "send"] == talk["world", "recv"] == (4, 4 * activation)
         loss = rank // 2  # the last stage averages its loss first
         assert talk["dp", "all_reduce"] == (1 + loss, BF16 * stages[rank // 2] + FP32 * loss)
@@ -61,8 +64,8 @@ def test_a_pipeline(simulate):
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["torch", "FusedAdam", "Adam", "Lamb"])
 def test_stage_0(simulate, optimizer):
-    report = train(simulate, {"stage": 0}, "--optimizer", optimizer)
-    assert communication(report)["dp", "all_reduce"] == (1, BF16 * PARAMETERS)
+    run = train(simulate, {"stage": 0}, "--optimizer", optimizer)
+    assert communication(run)["dp", "all_reduce"] == (1, BF16 * PARAMETERS)
 
 
 @pytest.mark.slow
@@ -80,33 +83,33 @@ def test_stages_1_and_2(simulate, stage, dtype, optimizer):
 @pytest.mark.slow
 def test_offload_of_the_optimizer(simulate):
     """Gradients go to the host, parameters come back; the update itself is the host's."""
-    report = train(simulate, {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "--optimizer", "Adam",
+    run = train(simulate, {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "--optimizer", "Adam",
                    "--hidden", "1024")  # fmt: skip
-    said = " ".join(a["value"] for a in report["assumptions"])
+    said = " ".join(a["value"] for a in run.report["assumptions"])
     assert "the host's own work on large tensors" in said
-    assert report["breakdown"]["host"] > 0
+    assert run.report["breakdown"]["host"] > 0
 
 
 @pytest.mark.slow
 def test_offload_of_parameters(simulate):
     zero = {**NOTHING_KEPT, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}
-    report = train(simulate, zero, "--zero-init", "--optimizer", "Adam")
-    assert communication(report)["world", "all_gather"] == (2 * MODULES, 2 * BF16 * PARAMETERS)
+    run = train(simulate, zero, "--zero-init", "--optimizer", "Adam")
+    assert communication(run)["world", "all_gather"] == (2 * MODULES, 2 * BF16 * PARAMETERS)
 
 
 @pytest.mark.slow
 def test_quantized_weights(simulate):
     """qwZ: each gather is one of 8-bit values and one of scales, a float32 for each group on each rank."""
-    report = train(simulate, {**NOTHING_KEPT, "zero_quantized_weights": True}, "--zero-init")
+    run = train(simulate, {**NOTHING_KEPT, "zero_quantized_weights": True}, "--zero-init")
     scales = FP32 * WORLD * MODULES  # every shard is small enough for one group
-    assert communication(report)["world", "all_gather"] == (4 * MODULES, 2 * (PARAMETERS + scales))
+    assert communication(run)["world", "all_gather"] == (4 * MODULES, 2 * (PARAMETERS + scales))
 
 
 @pytest.mark.slow
 def test_hierarchical_partitioning(simulate):
     """hpZ: backward gathers within the node."""
     talk = communication(train(simulate, {**NOTHING_KEPT, "zero_hpz_partition_size": 2}, "--zero-init",
-                               own=["--cluster", "h100-sxm:2x2", *ONE_RANK]))  # fmt: skip
+                               own=f"--cluster h100-sxm:2x2 {ONE_RANK}"))  # fmt: skip
     assert talk["world", "all_gather"] == talk["hpz", "all_gather"] == (MODULES, BF16 * PARAMETERS)
 
 
@@ -114,7 +117,7 @@ def test_hierarchical_partitioning(simulate):
 def test_quantized_gradients(simulate):
     """qgZ: matrices go through two all-to-alls of 4-bit values, first in the node, then across; vectors do not."""
     talk = communication(train(simulate, {**NOTHING_KEPT, "zero_quantized_gradients": True}, "--zero-init",
-                               own=["--cluster", "h100-sxm:2x2", *ONE_RANK]))  # fmt: skip
+                               own=f"--cluster h100-sxm:2x2 {ONE_RANK}"))  # fmt: skip
     shapes = [(VOCABULARY, HIDDEN), *[(4 * HIDDEN, HIDDEN), (HIDDEN, 4 * HIDDEN)] * LAYERS, (VOCABULARY, HIDDEN)]
     in_node = sum(m * n // 2 + FP32 * max(m, n) for m, n in shapes)  # a group for each row or column
     across = sum(m * n // 4 + FP32 * max(m, n) // 2 for m, n in shapes)
@@ -126,7 +129,7 @@ def test_quantized_gradients(simulate):
 
 @pytest.mark.slow
 def test_experts(simulate):
-    talk = communication(simulate("ds_moe.py", 4, [], ONE_RANK))
+    talk = communication(simulate("ds_moe.py", 4, "", ONE_RANK))
     expert = (HIDDEN + 1) * 4 * HIDDEN + (4 * HIDDEN + 1) * HIDDEN
     tokens = BATCH * SEQUENCE * HIDDEN * BF16
     assert talk["ep", "all_to_all"] == (4, 4 * tokens)  # to the experts and back, forward and backward
@@ -136,23 +139,21 @@ def test_experts(simulate):
 
 @pytest.mark.slow
 def test_sequence_parallel_attention(simulate):
-    report = simulate("ds_ulysses.py", 4, [], ONE_RANK)
-    talk = communication(report)
+    run = simulate("ds_ulysses.py", 4, "", ONE_RANK)
+    talk = communication(run)
     assert talk["sp", "all_to_all"] == (8, 8 * BATCH * SEQUENCE * HIDDEN * BF16)  # q, k, v, output; twice
     parameters = EMBEDDING + 3 * (HIDDEN + 1) * HIDDEN + (HIDDEN + 1) * HIDDEN + HEAD
     assert talk["dp-sp", "all_gather"] == (1, BF16 * parameters)
-    assert report["tokens_per_second"] * report["step_time_ms"] / 1e3 == pytest.approx(4 * BATCH * SEQUENCE)
+    assert run.report["tokens_per_second"] * run.report["step_time_ms"] / 1e3 == pytest.approx(4 * BATCH * SEQUENCE)
 
 
 @pytest.mark.slow
 def test_the_second_step_is_a_typical_one(simulate):
     """The throughput timer synchronises from the third step on unless it is patched; ZeRO-3 plans in the first."""
     zero = {"stage": 3, "stage3_param_persistence_threshold": 10}
-    early, late = (
-        train(simulate, zero, "--zero-init", own=[*ONE_RANK, "--warmup-steps", n, "--steps", "2"]) for n in "13"
-    )
+    early, late = (train(simulate, zero, "--zero-init", own=f"{ONE_RANK} --warmup-steps {n} --steps 2") for n in "13")
     assert communication(early) == communication(late)
-    assert not [a for a in early["assumptions"] if "communicate" in a["value"]]
+    assert not [a for a in early.report["assumptions"] if "communicate" in a["value"]]
 
 
 @pytest.mark.slow
@@ -165,9 +166,9 @@ def test_stage_3_of_13_billion_parameters_on_64_ranks(simulate):
     """
     layers, hidden, heads, sequence, vocabulary, ranks = 40, 5120, 40, 2048, 50304, 64
     sizes = f"--layers {layers} --hidden {hidden} --heads {heads} --seq {sequence} --vocab {vocabulary} --micro-batch 1"
-    words = [*sizes.split(), "--zero", "3", "--micro-batches", "1"]
-    report = simulate(EXAMPLES / "train_deepspeed.py", ranks, words, ["--trace-ranks", "0,63"])
-    talk = communication(report)
+    script = str(EXAMPLES / "train_deepspeed.py")
+    run = simulate(script, ranks, f"{sizes} --zero 3 --micro-batches 1", "--trace-ranks 0,63")
+    talk = communication(run)
     elements = layers * 12 * hidden**2 + 2 * vocabulary * hidden + sequence * hidden
     matrices, vectors = layers * 6 + 3, layers * 4 + 2
     parameters = elements + vectors * hidden
@@ -178,6 +179,6 @@ def test_stage_3_of_13_billion_parameters_on_64_ranks(simulate):
     kept = 2 * BF16 * elements + BF16 * vectors * hidden - gathered
     assert 0 < kept <= BF16 * 10**9
     assert vectors + matrices < calls <= vectors + 2 * matrices
-    assert [role["ranks"] for role in report["roles"]] == [list(range(ranks))]
+    assert [role["ranks"] for role in run.report["roles"]] == [list(range(ranks))]
     # Weights of 2 bytes, a 32-bit copy and two moments, sharded; vectors whole.
-    assert report["roles"][0]["peak_allocated_bytes"] > 14 * elements / ranks
+    assert run.report["roles"][0]["peak_allocated_bytes"] > 14 * elements / ranks

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 
 import pytest
-from echo_deepspeed.config import _Watched, conflicts, refuse_open, unread
 
+from echo_deepspeed.config import _Watched, conflicts, refuse_open, unread
 from echo_hooks.errors import UsageError
 from echo_hooks.patching import PatchSet
 

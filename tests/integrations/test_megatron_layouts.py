@@ -7,9 +7,10 @@ import pytest
 pytest.importorskip("megatron.core")
 torch = pytest.importorskip("torch")
 
-from echo_megatron.layout import explain  # noqa: E402
 from megatron.core.transformer.transformer_block import get_num_layers_to_build  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+
+from echo_megatron.layout import explain  # noqa: E402
 
 
 def config(**values) -> TransformerConfig:

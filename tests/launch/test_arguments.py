@@ -8,6 +8,7 @@ import pytest
 
 from echo_hooks.errors import UsageError
 from echo_launch.arguments import Launch, parse, parse_ranks
+from echo_launch.torchrun import RealRun
 from echo_launch.world import resolve_world
 
 
@@ -162,15 +163,17 @@ def test_sources_that_disagree_are_both_shown(words, environment, both):
         (["--world-size", "8", "--trace-ranks", "8"], "0 to 7"),
         (["--world-size", "8", "--trace-ranks", "some"], "some"),
         (["--world-size", "8", "--no-python"], "--no-python"),
-        (["--world-size", "8", "--timing", "execute"], "not built yet"),
+        (["--world-size", "8", "--host-speed", "fast"], "a factor from 0.01 to 100 is needed"),
         (["--world-size", "8", "--timing", "guess"], "guess"),
-        (["--world-size", "8", "--calibration", "cal.toml"], "not built yet"),
+        (["--world-size", "8", "--profiles", "mine.parquet"], "mine.parquet: no such file"),
+        (["--world-size", "8", "--timing", "model", "--profiles", "mine.parquet"], "with --timing profile, not with"),
+        (["--world-size", "8", "--calibration", "cal.toml"], "cal.toml: No such file"),
         (["--world-size", "8", "--overlap", "model.json"], "not built yet"),
         (["--world-size", "8", "--jitter", "3"], "--jitter 3: a number from 0 to 2"),
         (["--world-size", "8", "--slow-node", "3"], "NUMBER=FACTOR"),
         (["--world-size", "8", "--slow-node", "3=1.1"], "3 is outside 0 to 0"),
         (["--world-size", "8", "--slow-rank", "8=1.1"], "8 is outside 0 to 7"),
-        (["--world-size", "8", "--moe-skew", "2"], "not built yet"),
+        (["--world-size", "8", "--moe-skew", "2"], "hot=FACTOR"),
         (["--world-size", "8", "--executor", "ray"], "not built yet"),
         (["--world-sizes", "8"], "unrecognized arguments"),
         (["--world-size"], "no script"),
@@ -214,7 +217,14 @@ def test_unreadable_script(tmp_path, monkeypatch):
 
 def test_torchrun_gets_the_very_arguments():
     words = ["--nnodes=2", "--nproc_per_node", "8", "train.py", "--simulate"]
-    assert parse(words, {}) == words
+    assert parse(words, {}) == RealRun(tuple(words), "train.py")
+    own = ["--record", "r", "--nnodes=2", "--profile=3", "-m", "train", "--record", "its"]
+    assert parse(own, {}) == RealRun(("--nnodes=2", "-m", "train", "--record", "its"), "train", "r", 3)
+
+
+def test_options_of_the_record_need_a_real_run():
+    assert "leave out --simulate" in refused("--simulate", "--world-size", "8", "--record", "r", "train.py")
+    assert "--profile 0" in refused("--profile", "0", "train.py")
 
 
 @pytest.mark.parametrize("words", [["--world-size", "8"], ["--cluster=h800:1x8"], ["--json"], ["--steps", "3"]])

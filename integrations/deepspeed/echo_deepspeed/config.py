@@ -102,8 +102,8 @@ def refuse_open(config: Mapping[str, Any]) -> None:
     for path, value in _leaves(config):
         if value == "auto" and path[0] not in _MAY_BE_AUTO:
             raise UsageError(
-                f"ds_config: {'.'.join(path)} is 'auto', which only Hugging Face's Trainer and accelerate fill in: give "
-                "a value"
+                f"ds_config: {'.'.join(path)} is 'auto', which only Hugging Face's Trainer and accelerate fill in: "
+                "give a value"
             )
         if value == "nvme" and path[-1] == "device":
             raise UsageError(

@@ -21,7 +21,11 @@ config = {"train_micro_batch_size_per_gpu": 2, **json.loads(args.config)}
 class Block(nn.Module):
     def __init__(self, hidden):
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(hidden), nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(hidden),
+            nn.Linear(hidden, 4 * hidden),
+            nn.Linear(4 * hidden, hidden),
+        )
 
     def forward(self, x):
         return x + self.down(torch.relu(self.up(self.norm(x))))
@@ -51,9 +55,7 @@ elif args.optimizer == "FusedAdam":
     optimizer = deepspeed.ops.adam.FusedAdam(model.parameters(), lr=1e-3)
 else:
     config["optimizer"] = {"type": args.optimizer, "params": {"lr": 1e-3}}
-engine, *_ = deepspeed.initialize(
-    model=model, optimizer=optimizer, model_parameters=model.parameters(), config=config
-)
+engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, model_parameters=model.parameters(), config=config)
 for _ in range(100):
     tokens = torch.randint(128, (2, 33), device=engine.device)
     logits = engine(tokens[:, :-1]).float()

@@ -44,9 +44,7 @@ config = {
     "zero_optimization": {"stage": 1},
     "optimizer": {"type": "Adam", "params": {"lr": 1e-3}},
 }
-engine, *_ = deepspeed.initialize(
-    model=model, model_parameters=model.parameters(), config=config, mpu=parallel_state
-)
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config, mpu=parallel_state)
 for _ in range(100):
     tokens = torch.randint(128, (2, 33), device=engine.device)
     logits = engine(tokens[:, :-1]).float()

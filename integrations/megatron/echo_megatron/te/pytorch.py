@@ -1,0 +1,2 @@
+"""The names of ``transformer_engine.pytorch``."""
+

@@ -300,3 +300,24 @@ def test_folded_times_equal_unfolded_times(seed):
         assert parts == pytest.approx(b.step_us, rel=1e-9)
     path = folded.critical_path
     assert path.end_us[:-1] == pytest.approx(path.begin_us[1:], abs=1e-6)
+
+
+def test_grouped_sends_have_one_latency_and_share_the_senders_link():
+    """As NCCL's group: one kernel, whose parts start together and end with the last."""
+
+    def sends(batched: bool) -> float:
+        plan = Plan(3)
+        sender = plan.rank(0)
+        if batched:
+            sender.open_batch()
+        sender.send(1, 8)
+        sender.send(2, 8)
+        sender.close_batch()
+        sender.sync()
+        for r in (1, 2):
+            plan.rank(r).recv(0, 8)
+        # Every rank has a node of its own, whose link a send fills with 8 of 8 bytes per us.
+        return plan.compose(LinkedNetwork(per_node=1, nodes=3, latency=2.0), 1).timelines[0].end_us[1]
+
+    assert sends(batched=True) == 2 + 8 + 8  # each at half speed
+    assert sends(batched=False) == 2 * (2 + 8)

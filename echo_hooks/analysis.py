@@ -15,6 +15,7 @@ from echo_hooks.graph.rundir import Run
 from echo_hooks.hardware.cluster import Cluster
 from echo_hooks.network.calibration import Calibration
 from echo_hooks.network.model import CommunicationModel
+from echo_hooks.overlap.slowdowns import Slowdowns, choose
 from echo_hooks.report.quantities import ranks_text
 from echo_hooks.report.report import Report, build_report
 from echo_hooks.timing import fill_durations
@@ -42,11 +43,14 @@ def analyse(
     jitter: float = 0.0,
     seed: int = 0,
     calibration: Calibration | None = None,
+    overlap: str | None = None,
 ) -> Analysis:
     """Compose ``run`` on ``cluster`` (of at least its world size) and report on it.
 
     ``slow_ranks``: factor on the kernel times by rank. ``jitter``: sigma of the noise of single kernels; ``seed``: of
     the step time's band. ``calibration``: of the network, instead of the one that comes with the accelerator.
+    ``overlap``: a file of a slowdown model, or "none"; left out, the one that comes with the accelerator, else the
+    formula.
 
     Communication that does not fit together, set-up and warm-up included, gives a report with problems and no times.
     Raises UsageError for a run without measured steps whose communication shows no reason.
@@ -54,7 +58,8 @@ def analyse(
     began = time.perf_counter()
     variability = Variability(seed=seed, jitter=jitter, most_records=None if jitter > 0.0 else BAND_RECORDS)
     model = CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {}), calibration=calibration)
-    composition, unpriced = _compose(run, cluster, model, folded, slow_ranks, variability)
+    slowdowns = choose(overlap, cluster.accelerator)
+    composition, unpriced = _compose(run, cluster, model, folded, slow_ranks, slowdowns, variability)
     if not composition.timelines and not composition.problems:
         raise UsageError(f"{run.path}: the run holds no measured step, so there is nothing to time")
     composed = time.perf_counter()
@@ -70,6 +75,7 @@ def analyse(
     report.assumptions.append(_note("note", f"tokens per second: {counted}"))
     if run.world_size > 1:
         report.assumptions.extend(_note("note", sentence) for sentence in _network_sources(model))
+        report.assumptions.extend(_note("note", sentence) for sentence in _overlap(report, slowdowns))
     report.assumptions.extend(_note("note", sentence) for sentence in _host_work(run, cluster))
     report.assumptions.extend(_note("op priced by its bytes alone", name) for name in unpriced)
     report.timings["report"] = time.perf_counter() - composed
@@ -82,6 +88,7 @@ def _compose(
     model: CommunicationModel,
     folded: bool,
     slow_ranks: Mapping[int, float] | None,
+    slowdowns: Slowdowns | None,
     variability: Variability,
 ) -> tuple[Composition, list[str]]:
     """The composition, and the names of ops whose duration is a guess."""
@@ -99,6 +106,7 @@ def _compose(
         accelerators_per_node=cluster.accelerators_per_node,
         host_launch_us=cluster.accelerator.host_launch_us,
         slow_ranks=slow_ranks,
+        overlap=slowdowns,
         variability=variability,
         slack=True,
     )
@@ -111,6 +119,22 @@ def _network_sources(model: CommunicationModel) -> list[str]:
     return [f"communication calibrated by {calibration.name}: {calibration.source}"] * bool(
         calibration.scalings
     ) + list(model.notes)
+
+
+def _overlap(report: Report, slowdowns: Slowdowns | None) -> list[str]:
+    """Whether what runs together slows down, by what model, and how much came of it."""
+    role = report.critical_role
+    if slowdowns is None:
+        return ["kernels and communication that run together do not slow each other down here, as asked for"]
+    if role is None or not any(role.slowdown.values()):
+        return []
+    return [
+        f"kernels and communication that run together slow each other down, {slowdowns.note}: per step"
+        f" {role.slowdown['kernels']:.3g} ms of kernels, {role.slowdown['communication']:.3g} ms of communication on"
+        " the critical rank"
+    ]
+
+
 def _host_work(run: Run, cluster: Cluster) -> list[str]:
     most = max((host_bytes(trace) / max(trace.steps, 1) for trace in run.traces.values()), default=0)
     if not most:

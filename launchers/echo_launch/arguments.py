@@ -13,8 +13,9 @@ from typing import NoReturn
 
 from echo_hooks.errors import UsageError
 from echo_hooks.network.calibration import Calibration, load_calibration
+from echo_hooks.overlap.slowdowns import checked
 from echo_launch.torchrun import RealRun
-from echo_launch.variations import JITTER_HELP, SLOW_NODE_HELP, SLOW_RANK_HELP, parse_jitter, parse_slow
+from echo_launch.variations import JITTER_HELP, OVERLAP_HELP, SLOW_NODE_HELP, SLOW_RANK_HELP, parse_jitter, parse_slow
 from echo_launch.world import MAX_DIGITS, World, resolve_world
 
 _TORCHRUN = "torchrun options"
@@ -26,7 +27,8 @@ _RECORD = "options of the record (without --simulate)"
 class Launch:
     """A checked command line. ``trace_ranks``: None for Echo's choice. ``jobs``: ranks traced at once. ``jitter``:
     sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank. ``calibration``: of the
-    network, None for the one that comes with the accelerator."""
+    network, None for the one that comes with the accelerator. ``overlap``: a slowdown model's file, "none", or None for
+    Echo's choice."""
 
     world: World
     script: str
@@ -43,6 +45,7 @@ class Launch:
     jitter: float = 0.0
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
     calibration: Calibration | None = None
+    overlap: str | None = None
     notes: tuple[str, ...] = field(default=())
 
 
@@ -99,6 +102,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
         jitter=parse_jitter(options.jitter),
         slow_ranks=parse_slow(options.slow_node, options.slow_rank, world.world_size, world.nproc_per_node),
         calibration=load_calibration(options.calibration) if options.calibration is not None else None,
+        overlap=checked(options.overlap),
     )
 
 
@@ -175,7 +179,7 @@ def _parser() -> _Parser:
     _add(own, "--executor", default="local", choices=("local", "ray"), help="where ranks are traced")
     _add(own, "--timing", default="auto", choices=("auto", "execute", "profile", "model"), help="how ops get durations")
     _add(own, "--calibration", help="constants of the network, from echo-sim calibrate")
-    _add(own, "--overlap", default="none", help="a trained slowdown model, or none")
+    _add(own, "--overlap", metavar="FILE|none", help=OVERLAP_HELP)
     _add(own, "--warmup-steps", default="1", help="optimizer steps before the measured ones (default: 1)")
     _add(own, "--steps", default="1", help="measured optimizer steps (default: 1)")
     _add(own, "--seed", default="0", help="of every random generator (default: 0)")
@@ -273,8 +277,6 @@ def _refuse_unbuilt(options: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} is not built yet: leave it out")
     if options.timing in ("execute", "profile"):
         raise UsageError(f"--timing {options.timing} is not built yet: use --timing model")
-    if options.overlap != "none":
-        raise UsageError(f"--overlap {options.overlap} is not built yet: use --overlap none")
     if options.executor != "local":
         raise UsageError(f"--executor {options.executor} is not built yet: use --executor local")
 

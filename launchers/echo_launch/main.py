@@ -158,6 +158,7 @@ def compose_and_report(run: Run, launch: Launch) -> Outcome:
         jitter=launch.jitter,
         seed=launch.seed,
         calibration=launch.calibration,
+        overlap=launch.overlap,
     )
     report = analysis.report
     write_files(run.path, run, analysis.composition, report)

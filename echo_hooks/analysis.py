@@ -111,6 +111,8 @@ def _network_sources(model: CommunicationModel) -> list[str]:
     return [f"communication calibrated by {calibration.name}: {calibration.source}"] * bool(
         calibration.scalings
     ) + list(model.notes)
+
+
 def _host_work(run: Run, cluster: Cluster) -> list[str]:
     most = max((host_bytes(trace) / max(trace.steps, 1) for trace in run.traces.values()), default=0)
     if not most:

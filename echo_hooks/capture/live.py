@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from echo_hooks.graph.program import DEFAULT_STREAM
 from echo_hooks.graph.recorder import Recorder
 
-SYNC, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, ON_STREAM = "sync backward backward_end optimizer optimizer_end on_stream".split()  # noqa: E501
+SYNC, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, ON_STREAM = (
+    "sync backward backward_end optimizer optimizer_end on_stream".split()
+)  # noqa: E501
 
 
 @dataclass(slots=True)

@@ -90,7 +90,9 @@ class Assembler:
     def sync_with_event(self, call: Call) -> None:
         """For the last work that had ended when the call returned."""
         places = {stream: last_ended(issued, call.end_us) for stream, issued in self.issued.items()}
-        ended = [self.issued[s][place] for s, place in places.items() if place >= 0 and self.issued[s][place].record >= 0]
+        ended = [
+            self.issued[s][place] for s, place in places.items() if place >= 0 and self.issued[s][place].record >= 0
+        ]
         if ended:
             work = max(ended, key=lambda w: w.end_us)
             self.inferred += 1

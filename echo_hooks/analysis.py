@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from echo_hooks.compose import Variability, compose
@@ -17,7 +18,7 @@ from echo_hooks.network.calibration import Calibration
 from echo_hooks.network.model import CommunicationModel
 from echo_hooks.report.quantities import ranks_text
 from echo_hooks.report.report import Report, build_report
-from echo_hooks.timing import fill_durations
+from echo_hooks.timing import Pricing, fill_durations, load_pricing
 from echo_hooks.timing.fill import host_bytes
 from echo_hooks.timing.host import HOST_BANDWIDTH_BYTES_PER_S, settle_host_times
 
@@ -42,10 +43,13 @@ def analyse(
     jitter: float = 0.0,
     seed: int = 0,
     calibration: Calibration | None = None,
+    timing: str = "auto",
+    profiles: Sequence[Path] = (),
 ) -> Analysis:
     """Compose ``run`` on ``cluster`` (of at least its world size) and report on it.
 
-    ``slow_ranks``: factor on the kernel times by rank. ``jitter``: sigma of the noise of single kernels; ``seed``: of
+    ``timing``: where the time of a local operation is from: "profile" (measured databases, ``profiles`` before the
+    shipped one, then the model), "model", "auto" (as "profile"). ``slow_ranks``: factor on the kernel times by rank. ``jitter``: sigma of the noise of single kernels; ``seed``: of
     the step time's band. ``calibration``: of the network, instead of the one that comes with the accelerator.
 
     Communication that does not fit together, set-up and warm-up included, gives a report with problems and no times.
@@ -54,7 +58,8 @@ def analyse(
     began = time.perf_counter()
     variability = Variability(seed=seed, jitter=jitter, most_records=None if jitter > 0.0 else BAND_RECORDS)
     model = CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {}), calibration=calibration)
-    composition, unpriced = _compose(run, cluster, model, folded, slow_ranks, variability)
+    pricing = load_pricing(cluster.accelerator, timing, profiles)
+    composition, unpriced = _compose(run, cluster, pricing, model, folded, slow_ranks, variability)
     if not composition.timelines and not composition.problems:
         raise UsageError(f"{run.path}: the run holds no measured step, so there is nothing to time")
     composed = time.perf_counter()
@@ -79,6 +84,7 @@ def analyse(
 def _compose(
     run: Run,
     cluster: Cluster,
+    pricing: Pricing,
     model: CommunicationModel,
     folded: bool,
     slow_ranks: Mapping[int, float] | None,
@@ -88,7 +94,7 @@ def _compose(
     traces = list(run.traces.values())
     settle_host_times(traces)
     ranks = cluster.accelerators_per_node
-    unpriced = sorted({name for trace in traces for name in fill_durations(trace, cluster.accelerator, ranks)})
+    unpriced = sorted({name for trace in traces for name in fill_durations(trace, pricing, ranks)})
     composition = compose(
         run.world_size,
         run.groups,

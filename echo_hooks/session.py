@@ -21,6 +21,7 @@ from echo_hooks import integrations
 from echo_hooks.capture.capture import Capture
 from echo_hooks.capture.overhead import entry_overhead_ns
 from echo_hooks.capture.plans import Planner
+from echo_hooks.capture.routing import Routing
 from echo_hooks.capture.steps import StepsDone
 from echo_hooks.devices.accelerator_interface import open_device
 from echo_hooks.devices.allocator import CachingAllocator, allocator_settings
@@ -28,7 +29,7 @@ from echo_hooks.devices.libraries import cublas_workspace_bytes
 from echo_hooks.devices.tensor_patches import patches as tensor_patches
 from echo_hooks.errors import EchoError, NothingSimulated, ScriptError
 from echo_hooks.graph.groups import GroupTable
-from echo_hooks.graph.recorder import Recorder
+from echo_hooks.graph.recorder import Recorder, own_sources
 from echo_hooks.graph.rundir import RankTrace
 from echo_hooks.hardware.cluster import load_cluster
 from echo_hooks.patching import PatchSet
@@ -54,6 +55,8 @@ class Job:
     steps: int = 1
     seed: int = 0
     out: str = ""
+    moe_hot: float = 1.0
+    moe_sampled: bool = False
 
 
 class Hooks(Protocol):
@@ -90,6 +93,8 @@ class Stage:
             recorder, self.capture.values, nproc_per_node=job.nproc_per_node, payloads=PayloadStore(None), seed=job.seed
         )
         self.stand_ins = integrations.stand_ins(self.integrations)
+        for directory in self.stand_ins.directories():
+            own_sources(directory)
         self.overhead_ns = 0
         self._patches = PatchSet(tensor_patches())
         self._installed = contextlib.ExitStack()
@@ -137,6 +142,7 @@ class Stage:
         self.device.retarget(recorder, rank % job.nproc_per_node, allocator)
         self.world.retarget(recorder, self.capture.values, payloads)
         self.capture.mode.world = self.world
+        self.capture.mode.routing = Routing(job.moe_hot, job.moe_sampled, job.seed)
         return self.capture
 
     def variables(self, rank: int) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -61,6 +62,12 @@ class StandIns:
             sys.modules.pop(name, None)
         self._loaded.clear()
         self.served.clear()
+
+    def directories(self) -> set[str]:
+        """Where the modules of ours lie."""
+        modules = {module for one in self.stand_ins.values() for module in one.modules.values()}
+        specs = (importlib.util.find_spec(module) for module in modules)
+        return {os.path.dirname(spec.origin) for spec in specs if spec is not None and spec.origin}
 
     def say(self, note: Callable[[str], None]) -> None:
         """Repeat what has been said to another recorder: modules are imported once for many ranks."""

@@ -13,6 +13,7 @@ from echo_hooks.capture import shadows, special
 from echo_hooks.capture.labels import Labels
 from echo_hooks.capture.memory import Memory
 from echo_hooks.capture.plans import Alias, Changed, New, Plan, Planner, Same, multiplies
+from echo_hooks.capture.routing import BALANCED
 from echo_hooks.capture.steps import Steps
 from echo_hooks.devices import pinned
 from echo_hooks.devices.pretended import Pretended, Storage
@@ -27,7 +28,8 @@ _PLAIN = torch._C._disabled_torch_dispatch_impl
 
 
 class CaptureMode(TorchDispatchMode):
-    """Records what would run on the device; ``world`` answers functional collectives (VirtualWorld or None)."""
+    """Records what would run on the device; ``world`` answers functional collectives (VirtualWorld or None);
+    ``routing``: which experts a router with unknown scores chooses."""
 
     def __init__(self, recorder: Recorder, planner: Planner, memory: Memory, labels: Labels, steps: Steps, world=None):
         super().__init__()
@@ -37,6 +39,7 @@ class CaptureMode(TorchDispatchMode):
         self.labels = labels
         self.steps = steps
         self.world = world
+        self.routing = BALANCED
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -22,8 +22,8 @@ from echo_hooks.graph.ops import OpSignature, OpTable
 from echo_hooks.graph.program import Kind, ProgramBuilder
 from echo_hooks.graph.rundir import RankTrace
 
-# torch.profiler's names (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, RECORD_PARAM_COMMS) to Echo's.
-_COLLECTIVES = {
+# torch.profiler's names to Echo's (RECORD_PARAM_COMMS in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp).
+COLLECTIVES = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce",
     "allgather": "all_gather",
@@ -158,10 +158,10 @@ class _Importer(Assembler):
         self, call: Call, work: Work, at: float, values: dict[str, Any], parts: dict[str, list[Call]]
     ) -> None:
         name = str(work.args.get("Collective name", ""))
-        if name in _COLLECTIVES:
+        if name in COLLECTIVES:
             group, ranks = self._group(work.args)
             payload = self._payload(work.args)
-            op = self.ops.add(OpSignature(_COLLECTIVES[name]))
+            op = self.ops.add(OpSignature(COLLECTIVES[name]))
             root = work.args.get("Root Rank")
             if isinstance(root, int) and 0 <= root < len(ranks):
                 values["peer"] = ranks[root]

@@ -293,6 +293,13 @@ class Recorder:
 # Their frames stand between a script and what it calls: context managers, decorators (@deprecated), thread starters.
 _WRAPPERS = ("contextlib.py", "functools.py", "typing_extensions.py", "warnings.py", "threading.py", "runpy.py")
 _FOREIGN: dict[str, bool] = {}
+_OURS: set[str] = {_ECHO}
+
+
+def own_sources(directory: str) -> None:
+    """Code below ``directory`` is Echo's: a source line is never one of its."""
+    _OURS.add(directory)
+    _FOREIGN.clear()
 
 
 def _foreign(filename: str) -> bool:
@@ -300,7 +307,7 @@ def _foreign(filename: str) -> bool:
     if answer is None:
         torch = sys.modules.get("torch")
         torch_dir = os.path.dirname(getattr(torch, "__file__", "") or "/nonexistent/torch")
-        answer = filename.startswith((torch_dir + os.sep, _ECHO + os.sep, "<")) or filename.endswith(
+        answer = filename.startswith((torch_dir + os.sep, "<", *(own + os.sep for own in _OURS))) or filename.endswith(
             tuple(os.sep + name for name in _WRAPPERS)
         )
         _FOREIGN[filename] = answer

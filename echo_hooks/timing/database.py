@@ -30,7 +30,8 @@ MAX_UNPACKED_BYTES = 4 << 30
 MAX_ROWS = 5_000_000
 
 CONDITIONS = ("cold", "warm", "loaded")
-"""Operands not in the last cache; left there by the call before; and as cold, on a device kept busy with products."""
+"""Operands out of the last cache on a rested device; left in the cache by the call before; out of the cache on a device
+kept busy with matrix products, at the clock that its power limit leaves it."""
 
 
 @dataclass(frozen=True)

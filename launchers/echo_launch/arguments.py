@@ -14,7 +14,16 @@ from typing import NoReturn
 from echo_hooks.errors import UsageError
 from echo_hooks.network.calibration import Calibration, load_calibration
 from echo_launch.torchrun import RealRun
-from echo_launch.variations import JITTER_HELP, SLOW_NODE_HELP, SLOW_RANK_HELP, parse_jitter, parse_slow
+from echo_launch.variations import (
+    JITTER_HELP,
+    MOE_SKEW_HELP,
+    SLOW_NODE_HELP,
+    SLOW_RANK_HELP,
+    MoeSkew,
+    parse_jitter,
+    parse_moe_skew,
+    parse_slow,
+)
 from echo_launch.world import MAX_DIGITS, World, resolve_world
 
 _TORCHRUN = "torchrun options"
@@ -26,7 +35,7 @@ _RECORD = "options of the record (without --simulate)"
 class Launch:
     """A checked command line. ``trace_ranks``: None for Echo's choice. ``jobs``: ranks traced at once. ``jitter``:
     sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank. ``calibration``: of the
-    network, None for the one that comes with the accelerator."""
+    network, None for the one that comes with the accelerator. ``moe_skew``: load of experts, by default balanced."""
 
     world: World
     script: str
@@ -43,6 +52,7 @@ class Launch:
     jitter: float = 0.0
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
     calibration: Calibration | None = None
+    moe_skew: MoeSkew = MoeSkew()
     notes: tuple[str, ...] = field(default=())
 
 
@@ -99,6 +109,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
         jitter=parse_jitter(options.jitter),
         slow_ranks=parse_slow(options.slow_node, options.slow_rank, world.world_size, world.nproc_per_node),
         calibration=load_calibration(options.calibration) if options.calibration is not None else None,
+        moe_skew=parse_moe_skew(options.moe_skew),
     )
 
 
@@ -182,7 +193,7 @@ def _parser() -> _Parser:
     _add(own, "--jitter", metavar="SIGMA", help=JITTER_HELP)
     _add(own, "--slow-node", action="append", metavar="NODE=FACTOR", help=SLOW_NODE_HELP)
     _add(own, "--slow-rank", action="append", metavar="RANK=FACTOR", help=SLOW_RANK_HELP)
-    _add(own, "--moe-skew", help="uneven load of experts")
+    _add(own, "--moe-skew", metavar="SKEW", help=MOE_SKEW_HELP)
     _add(own, "--hostfile", help="hosts and slots, as DeepSpeed writes them")
     _add(own, "--json", action="store_true", help="print report.json; the script's own output goes to stderr")
     _add(own, "--quiet", action="store_true", help="no progress, and the script's output only into logs")
@@ -263,7 +274,7 @@ def _given(options: argparse.Namespace, action: argparse.Action) -> bool:
 
 # ---- checks ----
 
-_UNBUILT = {"moe_skew": "", "hostfile": ""}
+_UNBUILT = {"hostfile": ""}
 
 
 def _refuse_unbuilt(options: argparse.Namespace) -> None:

@@ -5,12 +5,15 @@ Exit status: 0 simulated; 1 the script failed; 2 bad arguments or files; 3 the p
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -29,6 +32,7 @@ from echo_launch.progress import TracingProgress
 from echo_launch.schedule import Schedule
 from echo_launch.torchrun import RealRun
 from echo_launch.tracing import Traced, trace_ranks
+from echo_launch.variations import MoeSkew
 
 
 def main(
@@ -66,9 +70,10 @@ class Outcome:
 
 
 def _simulate(launch: Launch, tracer: str, finish: Callable[[Run, Launch], Outcome]) -> int:
+    balanced = _balanced(launch, tracer, finish) if launch.moe_skew.text else None
     with RunDirectory(launch.out, launch.script) as directory:
         try:
-            run, traced = _trace(launch, tracer, directory)
+            run, traced = _trace(launch, tracer, directory, balanced)
         finally:
             if directory.holds_something() and not (directory.path / "manifest.json").exists():
                 _say(f"unfinished: {directory.path} has no manifest and is no run; its logs and traces are kept there")
@@ -81,7 +86,21 @@ def _simulate(launch: Launch, tracer: str, finish: Callable[[Run, Launch], Outco
     return 3 if any(kind in BROKEN_PLAN for kind, _ in outcome.problems) else 0
 
 
-def _trace(launch: Launch, tracer: str, directory: RunDirectory) -> tuple[Run, Traced]:
+def _balanced(launch: Launch, tracer: str, finish: Callable[[Run, Launch], Outcome]) -> dict[str, Any]:
+    """The other end of the range: figures of the same job with an even load of experts. Its run is not kept."""
+    even = replace(launch, moe_skew=MoeSkew(), json=False)
+    with tempfile.TemporaryDirectory(prefix="echo-balanced-") as place, RunDirectory(Path(place) / "run", "") as inner:
+        run, traced = _trace(even, tracer, inner)
+        report = json.loads(_finished(finish, run, even, traced).json())
+    return {
+        "step_time_ms": report["step_time_ms"],
+        "peak_reserved_bytes": max((role["peak_reserved_bytes"] for role in report["roles"]), default=0),
+    }
+
+
+def _trace(
+    launch: Launch, tracer: str, directory: RunDirectory, balanced: dict[str, Any] | None = None
+) -> tuple[Run, Traced]:
     world = launch.world
     job = {
         "world_size": world.world_size,
@@ -94,6 +113,8 @@ def _trace(launch: Launch, tracer: str, directory: RunDirectory) -> tuple[Run, T
         "steps": launch.steps,
         "seed": launch.seed,
         "out": str(directory.path),
+        "moe_hot": launch.moe_skew.hot,
+        "moe_sampled": launch.moe_skew.sampled,
     }
     schedule = Schedule(world.world_size, world.nproc_per_node, launch.trace_ranks)
     shown_rank = -1 if launch.quiet else schedule.first().ranks[0][0]
@@ -115,7 +136,11 @@ def _trace(launch: Launch, tracer: str, directory: RunDirectory) -> tuple[Run, T
     if traced.failure is not None and not _explains(traced, roles, directory):
         raise traced.failure
     write_roles(directory.path, roles)
-    write_manifest(directory.path, manifest(launch, traced, versions, roles))
+    whole = manifest(launch, traced, versions, roles)
+    if balanced is not None:
+        whole["moe"] = {"skew": launch.moe_skew.text, "balanced": balanced}
+        whole["assumptions"].append(_range_of_experts(launch, balanced))
+    write_manifest(directory.path, whole)
     return read_run(directory.path), traced
 
 
@@ -197,6 +222,15 @@ def manifest(launch: Launch, traced: Traced, versions: Mapping[str, str], roles:
         "peak_rss_bytes": traced.peak_rss_bytes,
         "complete": True,
     }
+
+
+def _range_of_experts(launch: Launch, balanced: Mapping[str, Any]) -> str:
+    step, size = balanced["step_time_ms"], balanced["peak_reserved_bytes"]
+    time = "takes no step" if step is None else f"takes {step:.4g} ms a step"
+    return (
+        f"load of experts: this is --moe-skew {launch.moe_skew.text}; balanced, the job {time} on {launch.world.cluster}"
+        f" and its fullest rank reserves {size / 2**30:.2f} GiB"
+    )
 
 
 def _made_up_values(facts: Mapping[int, RankFacts]) -> dict[str, int]:

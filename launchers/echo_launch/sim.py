@@ -97,7 +97,14 @@ def _add_run_commands(commands) -> None:
 
     compare = _command(commands, "compare", sim_run.compare, "a simulated step beside a measured one")
     _add_run(compare)
-    compare.add_argument("measured", type=Path, metavar="MEASURED", help="JSON with step_time_ms; a breakdown if known")
+    compare.add_argument(
+        "measured",
+        type=Path,
+        nargs="+",
+        metavar="MEASURED",
+        help="record of a real run, traces of torch.profiler (files or a directory), or JSON with step_time_ms",
+    )
+    compare.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def _add_model_commands(commands) -> None:

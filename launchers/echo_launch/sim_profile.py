@@ -26,7 +26,7 @@ from echo_hooks.report.quantities import percent_text
 from echo_hooks.report.text import heading, line, row, show, table
 from echo_hooks.timing import estimate
 from echo_hooks.timing.classes import op_class
-from echo_hooks.timing.database import Database, key_of, merge, read_database, write_database
+from echo_hooks.timing.database import CONDITIONS, Database, key_of, merge, read_database, write_database
 
 
 def add_commands(commands: Any) -> None:
@@ -47,6 +47,9 @@ def add_commands(commands: Any) -> None:
         "-o", "--output", type=Path, required=True, metavar="FILE", help="FILE.parquet; one that exists is added to"
     )
     recorder.add_argument("--budget-s", type=float, default=float("inf"), metavar="SECONDS", help="stop in time")
+    recorder.add_argument(
+        "--conditions", default="cold,warm,loaded", metavar="LIST", help="only these (default: %(default)s)"
+    )
     recorder.add_argument("--device", default="cuda:0", help="default: %(default)s")
     recorder.add_argument("--seed", type=int, default=0, help="of the random operands (default: 0)")
 
@@ -80,6 +83,9 @@ def record(arguments: argparse.Namespace) -> int:
 
     if not arguments.sources and arguments.grid is None:
         raise UsageError("nothing to measure: name run directories, or --grid training")
+    conditions = arguments.conditions.split(",")
+    if not set(conditions) <= set(CONDITIONS):
+        raise UsageError(f"--conditions {arguments.conditions}: known are {', '.join(CONDITIONS)}")
     if arguments.budget_s <= 0:
         raise UsageError(f"--budget-s {arguments.budget_s:g}: a number above 0 is needed")
     database = read_database(arguments.output) if arguments.output.exists() else Database()
@@ -125,6 +131,7 @@ def record(arguments: argparse.Namespace) -> int:
             database,
             arguments.budget_s,
             say=lambda sentence: print(sentence, file=sys.stderr, flush=True),
+            conditions=conditions,
         )
         done = recorder.record(wanted)
     except Fatal as error:

@@ -14,12 +14,13 @@ from echo_hooks.errors import UsageError
 from echo_hooks.graph.files import atomic_write
 from echo_hooks.graph.problems import BROKEN_PLAN
 from echo_hooks.graph.roles import Role
-from echo_hooks.graph.rundir import Run, read_run
+from echo_hooks.graph.rundir import Run, read_groups, read_run
 from echo_hooks.hardware.cluster import Cluster, load_cluster
 from echo_hooks.network.calibration import load_calibration
 from echo_hooks.report.comparison import compare as compare_with
-from echo_hooks.report.comparison import print_comparison, read_measured
+from echo_hooks.report.comparison import print_comparison
 from echo_hooks.report.files import write_files
+from echo_hooks.report.measured import read_measured
 from echo_hooks.report.memory import print_memory
 from echo_hooks.report.perfetto import write_perfetto
 from echo_hooks.report.quantities import bytes_text, duration_text, percent_text
@@ -105,9 +106,13 @@ def compose(arguments: argparse.Namespace) -> int:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """`echo-sim compare RUN MEASURED`."""
+    """`echo-sim compare RUN MEASURED...`."""
     found = _report_of(arguments.run)
-    print_comparison(compare_with(found, read_measured(arguments.measured)), Console())
+    comparison = compare_with(found, read_measured(arguments.measured, read_groups(arguments.run)))
+    if arguments.json:
+        print(json.dumps(comparison.to_dict(), indent=1, allow_nan=False))
+    else:
+        print_comparison(comparison, Console())
     return 0
 
 

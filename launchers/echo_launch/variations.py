@@ -1,9 +1,10 @@
-"""--jitter, --slow-node and --slow-rank: what may differ from the modelled machine, checked and in plain numbers."""
+"""--jitter, --slow-node, --slow-rank and --moe-skew: what may differ from the modelled machine, checked and in plain numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.problems import parse_rank_ranges
@@ -18,6 +19,35 @@ SLOW_NODE_HELP = (
     "NODE=FACTOR, nodes from 0: kernels there take FACTOR times as long, such as 3=1.1 or 0-2=1.05; repeatable"
 )
 SLOW_RANK_HELP = "RANK=FACTOR, the same for single ranks; repeatable"
+MOE_SKEW_HELP = (
+    "load of experts: hot=FACTOR, the first of each layer chosen FACTOR times as often as the mean, or sampled, each"
+    " token drawing its experts at random; a balanced run is made beside it (default: balanced alone)"
+)
+
+
+@dataclass(frozen=True)
+class MoeSkew:
+    """``hot``: load of the first expert over the mean; ``sampled``: experts drawn at random. ``text``: as given."""
+
+    hot: float = 1.0
+    sampled: bool = False
+    text: str = ""
+
+
+def parse_moe_skew(text: str | None) -> MoeSkew:
+    """ "hot=2.0", "sampled" or None, balanced. UsageError for another word or a factor below 1."""
+    if text is None:
+        return MoeSkew()
+    if text == "sampled":
+        return MoeSkew(sampled=True, text=text)
+    name, _, value = text.partition("=")
+    try:
+        hot = float(value) if name == "hot" else math.nan
+    except ValueError:
+        hot = math.nan
+    if not (math.isfinite(hot) and hot >= 1.0):
+        raise UsageError(f"--moe-skew {text}: hot=FACTOR with a factor from 1, such as hot=2.0, or sampled is needed")
+    return MoeSkew(hot=hot, text=text)
 
 
 def parse_jitter(text: str | None) -> float:

@@ -22,6 +22,8 @@ from echo_hooks.graph.program import Evidence, Kind, Phase, ProgramBuilder
 from echo_hooks.graph.recorder import Assumption
 from echo_hooks.graph.roles import MemorySummary, Role
 from echo_hooks.graph.rundir import RankTrace, Run, write_groups, write_manifest, write_roles, write_trace
+from echo_hooks.report.files import write_files
+from echo_hooks.report.report import build_report
 
 MIB = 1 << 20
 NAN = float("nan")
@@ -170,3 +172,10 @@ def run_directory(run):
         write_trace(run.path, rank_trace)
     write_manifest(run.path, {k: v for k, v in run.manifest.items() if k != "format"})
     return run.path
+
+
+@pytest.fixture
+def saved(run_directory, run, composition, cluster):
+    """The run with its report."""
+    write_files(run_directory, run, composition, build_report(run, composition, cluster, timings={}))
+    return run_directory

@@ -22,6 +22,8 @@ GROUP_NAMES = {
     "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": "dp-cp-intra",
     "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO": "dp-cp-intra-gloo",
     "CONTEXT_PARALLEL_GROUP": "cp",
+    "HIERARCHICAL_CONTEXT_PARALLEL_GROUP_L0": "cp-a2a",
+    "HIERARCHICAL_CONTEXT_PARALLEL_GROUP_L1": "cp-p2p",
     "MODEL_PARALLEL_GROUP": "mp",
     "EMBEDDING_GROUP": "embd",
     "POSITION_EMBEDDING_GROUP": "pos-embd",
@@ -98,6 +100,29 @@ def _microbatches(module: ModuleType) -> list[Patch]:
     ]
 
 
+def _uneven_dtensor(module: ModuleType) -> list[Patch]:
+    """Megatron's FSDP asks all ranks whether their shards cover each parameter; unknown shards are like one's own."""
+    return [
+        Patch(module, "validate_uneven_dtensor", lambda _: lambda dtensor: None, "the other ranks' shards differ", "0.14")
+    ]
+
+
+def _fsdp_adapter(module: ModuleType) -> list[Patch]:
+    """Tensor-parallel ranks take over the generators' states of their first: objects that are not handed on here.
+
+    Each rank keeps its own, whose values nothing of a simulation depends on.
+    """
+
+    def make(original):
+        def load(states):
+            if states is not None:
+                original(states)
+
+        return load
+
+    return [Patch(module, "_load_rng_state_dict", make, "states of another rank's generators", "0.15")]
+
+
 integration = Integration(
     name="megatron",
     frameworks=("megatron",),
@@ -114,6 +139,8 @@ integration = Integration(
         "megatron.core.transformer.torch_norm": _torch_norm,
         "megatron.core.transformer.moe.moe_utils": _moe_utils,
         "megatron.core.pipeline_parallel.schedules": _microbatches,
+        "megatron.core.distributed.fsdp.src.megatron_fsdp.uneven_dtensor": _uneven_dtensor,
+        "megatron.core.distributed.fsdp.mcore_fsdp_adapter": _fsdp_adapter,
     },
     group_names=GROUP_NAMES,
     stand_ins=STAND_INS,

@@ -16,6 +16,7 @@ from echo_hooks.graph.rundir import Run
 from echo_hooks.hardware.cluster import Cluster
 from echo_hooks.network.calibration import Calibration
 from echo_hooks.network.model import CommunicationModel
+from echo_hooks.overlap.slowdowns import Slowdowns, choose
 from echo_hooks.report.quantities import ranks_text
 from echo_hooks.report.report import Report, build_report
 from echo_hooks.timing import Pricing, fill_durations, load_pricing
@@ -47,6 +48,7 @@ def analyse(
     timing: str = "auto",
     profiles: Sequence[Path] = (),
     host_speed: float = 1.0,
+    overlap: str | None = None,
     pricing: Pricing | None = None,
 ) -> Analysis:
     """Compose ``run`` on ``cluster`` (of at least its world size) and report on it.
@@ -56,7 +58,8 @@ def analyse(
     were executed keeps what was measured. ``slow_ranks``: factor on the kernel times by rank. ``jitter``: sigma of the
     noise of single kernels; ``seed``: of the step time's band. ``calibration``: of the network, instead of the one that
     comes with the accelerator. ``host_speed``: how many times as fast as the tracing machine's the target's processor
-    runs the script's host code.
+    runs the script's host code. ``overlap``: a file of a slowdown model, or "none"; left out, the one that comes with
+    the accelerator, else the formula.
 
     Communication that does not fit together, set-up and warm-up included, gives a report with problems and no times.
     Raises UsageError for a run without measured steps whose communication shows no reason.
@@ -66,7 +69,8 @@ def analyse(
     model = CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {}), calibration=calibration)
     executed = run.manifest.get("timing") == "execute"
     pricing = None if executed else pricing or load_pricing(cluster.accelerator, timing, profiles)
-    composition = _compose(run, cluster, pricing, model, folded, slow_ranks, variability, host_speed)
+    slowdowns = choose(overlap, cluster.accelerator)
+    composition = _compose(run, cluster, pricing, model, folded, slow_ranks, slowdowns, variability, host_speed)
     if not composition.timelines and not composition.problems:
         raise UsageError(f"{run.path}: the run holds no measured step, so there is nothing to time")
     composed = time.perf_counter()
@@ -85,6 +89,7 @@ def analyse(
     report.assumptions.append(_note("note", f"tokens per second: {counted}"))
     if run.world_size > 1:
         report.assumptions.extend(_note("note", sentence) for sentence in _network_sources(model))
+        report.assumptions.extend(_note("note", sentence) for sentence in _overlap(report, slowdowns))
     report.assumptions.extend(_note("note", sentence) for sentence in _host_work(run, cluster))
     report.assumptions.extend(_note("note", sentence) for sentence in notes(traces, pricing, _versions(run)))
     report.assumptions.extend(
@@ -102,6 +107,7 @@ def _compose(
     model: CommunicationModel,
     folded: bool,
     slow_ranks: Mapping[int, float] | None,
+    slowdowns: Slowdowns | None,
     variability: Variability,
     host_speed: float,
 ) -> Composition:
@@ -127,6 +133,7 @@ def _compose(
         accelerators_per_node=cluster.accelerators_per_node,
         host_launch_us=0.0 if pricing is None else cluster.accelerator.host_launch_us / host_speed,
         slow_ranks=slow_ranks,
+        overlap=slowdowns,
         variability=variability,
         slack=True,
     )
@@ -143,6 +150,20 @@ def _network_sources(model: CommunicationModel) -> list[str]:
     return [f"communication calibrated by {calibration.name}: {calibration.source}"] * bool(
         calibration.scalings
     ) + list(model.notes)
+
+
+def _overlap(report: Report, slowdowns: Slowdowns | None) -> list[str]:
+    """Whether what runs together slows down, by what model, and how much came of it."""
+    role = report.critical_role
+    if slowdowns is None:
+        return ["kernels and communication that run together do not slow each other down here, as asked for"]
+    if role is None or not any(role.slowdown.values()):
+        return []
+    return [
+        f"kernels and communication that run together slow each other down, {slowdowns.note}: per step"
+        f" {role.slowdown['kernels']:.3g} ms of kernels, {role.slowdown['communication']:.3g} ms of communication on"
+        " the critical rank"
+    ]
 
 
 def _host_work(run: Run, cluster: Cluster) -> list[str]:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from echo_hooks.errors import UsageError
 from echo_hooks.network.calibration import Calibration, load_calibration
+from echo_hooks.overlap.slowdowns import checked
 from echo_launch import world
 from echo_launch.hostfile import choose_hosts
 from echo_launch.timing import PROFILES_HELP, TIMING_HELP, parse_profiles
@@ -21,6 +22,7 @@ from echo_launch.variations import (
     HOST_SPEED_HELP,
     JITTER_HELP,
     MOE_SKEW_HELP,
+    OVERLAP_HELP,
     SLOW_NODE_HELP,
     SLOW_RANK_HELP,
     MoeSkew,
@@ -42,8 +44,8 @@ class Launch:
     sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank. ``local_rank_argument``:
     the script gets --local_rank=N before its own arguments, as DeepSpeed's launcher gives it. ``timing``,
     ``profiles``: where the time of an operation is from. ``calibration``: of the network, None for the one that comes
-    with the accelerator. ``moe_skew``: load of experts, by default balanced. ``host_speed``: of the target's processor,
-    relative to this machine's."""
+    with the accelerator. ``overlap``: a slowdown model's file, "none", or None for Echo's choice. ``moe_skew``: load of
+    experts, by default balanced. ``host_speed``: of the target's processor, relative to this machine's."""
 
     world: World
     script: str
@@ -64,7 +66,8 @@ class Launch:
     host_speed: float = 1.0
     profiles: tuple[Path, ...] = ()
     calibration: Calibration | None = None
-    moe_skew: MoeSkew = MoeSkew()
+    moe_skew: MoeSkew = field(default_factory=MoeSkew)
+    overlap: str | None = None
     notes: tuple[str, ...] = field(default=())
 
 
@@ -135,6 +138,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
         slow_ranks=parse_slow(options.slow_node, options.slow_rank, resolved.world_size, resolved.nproc_per_node),
         calibration=load_calibration(options.calibration) if options.calibration is not None else None,
         moe_skew=parse_moe_skew(options.moe_skew),
+        overlap=checked(options.overlap),
     )
 
 
@@ -212,7 +216,7 @@ def _parser() -> _Parser:
     _add(own, "--timing", default="auto", choices=("auto", "execute", "profile", "model"), help=TIMING_HELP)
     _add(own, "--profiles", action="append", metavar="FILE", help=PROFILES_HELP)
     _add(own, "--calibration", help="constants of the network, from echo-sim calibrate")
-    _add(own, "--overlap", default="none", help="a trained slowdown model, or none")
+    _add(own, "--overlap", metavar="FILE|none", help=OVERLAP_HELP)
     _add(own, "--warmup-steps", default="1", help="optimizer steps before the measured ones (default: 1)")
     _add(own, "--steps", default="1", help="measured optimizer steps (default: 1)")
     _add(own, "--seed", default="0", help="of every random generator (default: 0)")
@@ -319,8 +323,6 @@ def _refuse_unbuilt(options: argparse.Namespace) -> None:
     for name in _UNBUILT:
         if getattr(options, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is not built yet: leave it out")
-    if options.overlap != "none":
-        raise UsageError(f"--overlap {options.overlap} is not built yet: use --overlap none")
     if options.executor != "local":
         raise UsageError(f"--executor {options.executor} is not built yet: use --executor local")
 

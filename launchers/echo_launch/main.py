@@ -206,6 +206,7 @@ def compose_and_report(run: Run, launch: Launch) -> Outcome:
         timing=run.manifest["timing"],
         profiles=launch.profiles,
         host_speed=launch.host_speed,
+        overlap=launch.overlap,
     )
     report = analysis.report
     write_files(run.path, run, analysis.composition, report)

@@ -17,6 +17,7 @@ from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import Run, read_groups, read_run
 from echo_hooks.hardware.cluster import Cluster, load_cluster
 from echo_hooks.network.calibration import load_calibration
+from echo_hooks.overlap.slowdowns import checked
 from echo_hooks.report.comparison import compare as compare_with
 from echo_hooks.report.comparison import print_comparison
 from echo_hooks.report.files import write_files
@@ -80,6 +81,7 @@ def compose(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--seed {arguments.seed}: a whole number from 0 is needed")
     calibration = load_calibration(arguments.calibration) if arguments.calibration else None
     profiles = parse_profiles(arguments.timing, arguments.profiles)
+    overlap = checked(arguments.overlap)
     reports = []
     for text in clusters:
         run = read_run(arguments.run)  # anew for each: durations are filled in place
@@ -96,6 +98,7 @@ def compose(arguments: argparse.Namespace) -> int:
             calibration=calibration,
             timing=arguments.timing,
             profiles=profiles,
+            overlap=overlap,
         )
         reports.append(analysis.report)
         if arguments.output is not None:

@@ -55,6 +55,13 @@ def test_served_where_the_script_names_it_and_said_once_to_each_recorder(finder)
     assert said[0].startswith("needs-a-gpu is not installed here: Echo stands in for version 1.2")
 
 
+def test_a_cluster_without_the_package(finder, monkeypatch):
+    finder.asked = frozenset({"needs_a_gpu"})
+    monkeypatch.setenv("ECHO_WITHOUT", "other,needs-a-gpu")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("needs_a_gpu")
+
+
 def test_the_real_package_never_fills_in(finder):
     finder.asked = frozenset({"needs_a_gpu"})
     with pytest.raises(ModuleNotFoundError, match="Echo stands in for needs_a_gpu"):

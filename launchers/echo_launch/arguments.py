@@ -52,7 +52,7 @@ class Launch:
     jitter: float = 0.0
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
     calibration: Calibration | None = None
-    moe_skew: MoeSkew = MoeSkew()
+    moe_skew: MoeSkew = field(default_factory=MoeSkew)
     notes: tuple[str, ...] = field(default=())
 
 

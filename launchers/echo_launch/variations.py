@@ -1,4 +1,4 @@
-"""--jitter, --slow-node, --slow-rank and --moe-skew: what may differ from the modelled machine, checked and in plain numbers."""
+"""--jitter, --slow-node, --slow-rank, --moe-skew: what may differ from the plain model, checked, in plain numbers."""
 
 from __future__ import annotations
 

@@ -135,9 +135,7 @@ def test_attention_keeps_output_and_sums_alone(te, watch):
     with watch() as capture:
         attention = te.DotProductAttention(heads, size, num_gqa_groups=2, attn_mask_type="causal")
         q = torch.empty(seq, batch, heads, size, dtype=torch.bfloat16, device="cuda", requires_grad=True)
-        k, v = (
-            torch.empty(seq, batch, 2, size, dtype=torch.bfloat16, device="cuda", requires_grad=True) for _ in "kv"
-        )
+        k, v = (torch.empty(seq, batch, 2, size, dtype=torch.bfloat16, device="cuda", requires_grad=True) for _ in "kv")
         held = torch.cuda.memory_allocated()
         out = attention(q, k, v)
         assert torch.cuda.memory_allocated() - held == q.numel() * 2 + seq * batch * heads * 4

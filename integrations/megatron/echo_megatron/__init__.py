@@ -75,7 +75,9 @@ def _uneven_dtensor(module: ModuleType) -> list[Patch]:
     if not hasattr(module, "validate_uneven_dtensor"):
         return []
     return [
-        Patch(module, "validate_uneven_dtensor", lambda _: lambda dtensor: None, "the other ranks' shards differ", "0.14")
+        Patch(
+            module, "validate_uneven_dtensor", lambda _: lambda dtensor: None, "the other ranks' shards differ", "0.14"
+        )
     ]
 
 

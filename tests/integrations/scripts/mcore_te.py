@@ -1,4 +1,4 @@
-"""Megatron-core GPT with the Transformer Engine spec and every parallel dimension, mock data, one optimizer step a step."""
+"""Megatron-core GPT with the Transformer Engine spec and every parallel dimension, mock data."""
 
 import argparse
 import os
@@ -71,7 +71,8 @@ settings = dict(
 )  # fmt: skip
 config = TransformerConfig(**{name: value for name, value in settings.items() if value is not None})
 ddp = DistributedDataParallelConfig(
-    grad_reduce_in_fp32=True, overlap_grad_reduce=a.overlap_grad or a.fsdp, overlap_param_gather=a.overlap_param or a.fsdp,
+    grad_reduce_in_fp32=True, overlap_grad_reduce=a.overlap_grad or a.fsdp,
+    overlap_param_gather=a.overlap_param or a.fsdp,
     use_distributed_optimizer=a.distributed_optimizer,
     **(dict(use_megatron_fsdp=True, data_parallel_sharding_strategy="optim_grads_params") if a.fsdp else {}),
 )  # fmt: skip
@@ -104,12 +105,18 @@ if a.overlap_tp:
     te.module.base.initialize_ub([a.seq // a.cp * a.micro_batch, a.hidden], a.tp, False, dtype=torch.bfloat16)
 models = [wrap(build(i), i) for i in range(a.vpp or 1)]
 parameters = sum(q.numel() for m in models for q in m.parameters())
-print("parameters", dist.get_rank(), parameters, sum(q.numel() for m in models for n, q in m.named_parameters() if "experts" in n))
+print(
+    "parameters",
+    dist.get_rank(),
+    parameters,
+    sum(q.numel() for m in models for n, q in m.named_parameters() if "experts" in n),
+)
 print("layers", dist.get_rank(), sum(len(getattr(m.module, "module", m.module).decoder.layers) for m in models))
 optimizer = get_megatron_optimizer(
     OptimizerConfig(
         optimizer="adam", lr=1e-4, bf16=True, params_dtype=torch.bfloat16, clip_grad=1.0,
-        use_distributed_optimizer=a.distributed_optimizer or a.fsdp, overlap_param_gather=a.overlap_param,
+        use_distributed_optimizer=a.distributed_optimizer or a.fsdp,
+        **(dict(overlap_param_gather=True) if a.overlap_param else {}),
     ),
     models,
 )  # fmt: skip

@@ -37,7 +37,8 @@ ARRIVING = 4  # a host call is issued and has still to arrive where it is met
 
 
 class State(NamedTuple):
-    """Per record over all copies (``instance``): ``issue``, ``end``. Per record of the last copy: ``start``, ``ready``.
+    """Per record over all copies (``instance``): ``issue``, ``end``. Per record of the last copy: ``start``. Per call
+    of the last copy (``node0`` // copies + call): ``ready``.
     Per agent: ``held``, ``clock`` (host: now; stream: end of its last record), ``at`` (host thread: the instance it
     waits for or -1; stream: its next place over all copies), ``kernel_start``, ``pending`` (parts not served).
     Per class: ``issued`` (records issued over all copies), ``host_held``, ``origin`` (host clock at the last copy's
@@ -90,7 +91,7 @@ def new_state(tables: Tables, repeat: int) -> State:
         issue=np.full(records * repeat, nan),
         end=np.full(records * repeat, nan),
         start=np.full(records, nan),
-        ready=np.full(records, nan),
+        ready=np.full(nodes // repeat, nan),
         held=np.zeros(agents, np.int8),
         clock=np.zeros(agents),
         at=np.where(_is_host(classes), -1, 0).astype(np.int64),
@@ -225,7 +226,7 @@ def _arrive(
 
 
 @compiled
-def complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, last: bool):
+def complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, repeat: int):
     """All parts of a kernel are served: write their times, return the kernel's end."""
     role = k.role[c]
     record = p.record0[role] + kernel
@@ -244,9 +245,9 @@ def complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int
         end = max(end, part_end)
         part = p.call_record[call]
         s.end[instance0 + part] = part_end
-        if last:
+        if copy == repeat - 1:
             s.start[k.last0[c] + part] = t
-            s.ready[k.last0[c] + part] = part_ready
+            s.ready[k.node0[c] // repeat + p.parts[i]] = part_ready
     s.end[instance0 + kernel] = end
     return end
 
@@ -286,7 +287,7 @@ def _release(p: Programs, k: Classes, ch: Channels, s: State, c: int, thread: in
     else:
         if s.pending[agent] > 0:
             return False
-        t = complete(p, k, ch, s, c, agent, copy, record, copy == repeat - 1)
+        t = complete(p, k, ch, s, c, agent, copy, record, repeat)
     s.clock[agent] = t
     s.at[agent] = -1
     s.held[agent] = FREE
@@ -409,7 +410,7 @@ def _run_stream(
                 s.held[agent] = ON_CALL
                 break
             s.held[agent] = FREE
-            end = complete(p, k, ch, s, c, agent, copy, record, last)
+            end = complete(p, k, ch, s, c, agent, copy, record, repeat)
         if action != CALL:
             s.end[instance] = end
             if last:

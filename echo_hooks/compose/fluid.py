@@ -374,7 +374,7 @@ def _run_stream(
             if s.pending[agent] > 0:
                 break
             s.held[agent] = FREE
-            end = complete(p, k, ch, s, c, agent, copy, record, last)
+            end = complete(p, k, ch, s, c, agent, copy, record, repeat)
             q.calls_on[c] -= 1
             _touch(q, c)
         else:

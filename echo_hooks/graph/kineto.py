@@ -22,8 +22,8 @@ from echo_hooks.graph.ops import OpSignature, OpTable
 from echo_hooks.graph.program import Kind, ProgramBuilder
 from echo_hooks.graph.rundir import RankTrace
 
-# torch.profiler's names (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, RECORD_PARAM_COMMS) to Echo's.
-_COLLECTIVES = {
+# torch.profiler's names to Echo's (RECORD_PARAM_COMMS in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp).
+COLLECTIVES = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce",
     "allgather": "all_gather",
@@ -116,7 +116,7 @@ class _Importer(Assembler):
                     self._launch(call, work, thread in waiting, parts)
                     waiting.discard(thread)
                 last_stream[thread] = self.streams[works[-1].stream]
-                if call.name.startswith("cudaMemcpy") and works[-1].end_us <= call.end_us:
+                if self.copies_for_the_host(call, works[-1]):
                     self.sync(call, self.clock, [last_stream[thread]], stream=last_stream[thread])
             elif call.name == "record_param_comms":
                 if str(call.args.get("Collective name")).startswith(("send", "recv")):
@@ -158,10 +158,10 @@ class _Importer(Assembler):
         self, call: Call, work: Work, at: float, values: dict[str, Any], parts: dict[str, list[Call]]
     ) -> None:
         name = str(work.args.get("Collective name", ""))
-        if name in _COLLECTIVES:
+        if name in COLLECTIVES:
             group, ranks = self._group(work.args)
             payload = self._payload(work.args)
-            op = self.ops.add(OpSignature(_COLLECTIVES[name]))
+            op = self.ops.add(OpSignature(COLLECTIVES[name]))
             root = work.args.get("Root Rank")
             if isinstance(root, int) and 0 <= root < len(ranks):
                 values["peer"] = ranks[root]

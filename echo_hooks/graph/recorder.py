@@ -172,6 +172,15 @@ class Recorder:
         return self._append(Kind.MARK, op=self.ops.add(OpSignature(name)), seq=number)
 
     @contextmanager
+    def labelled(self, microbatch: int):
+        """What is recorded inside belongs to this micro-batch (counted from 0 within the step)."""
+        before, self.microbatch = self.microbatch, microbatch
+        try:
+            yield
+        finally:
+            self.microbatch = before
+
+    @contextmanager
     def one_off(self):
         """What is recorded inside is set-up that a framework puts off until a step: no later step repeats it."""
         begin = len(self.program)

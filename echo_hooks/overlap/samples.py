@@ -18,8 +18,9 @@ from echo_hooks.graph.ops import OpSignature, TensorMeta
 FORMAT = 1
 MOST_ROWS = 5_000_000
 
-SOURCES = ("pair", "stand-in", "trace")
-"""Where a sample is from: a real collective on several devices, a stand-in kernel for it on one, a profiled run."""
+SOURCES = ("pair", "stand-in", "loops", "trace")
+"""Where a sample is from: a real collective on several devices, a stand-in kernel for it on one, means over two
+loops that ran together (their kernel side alone), a profiled run."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class Launch:
     registers: int = 0
     shared_bytes: int = 0
     kernels: int = 0
+
+
+UNKNOWN = Launch()
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ def medians(samples: Iterable[Sample]) -> list[Sample]:
     """One sample per kernel, communication and source: the median over ranks and repeats of each time."""
     groups: dict[tuple, list[Sample]] = {}
     for s in samples:
-        key = (s.source, s.accelerator, s.kernel, s.call, s.bytes, s.ranks, s.channels, s.protocol, s.base_us == 0.0)
+        key = (s.source, s.accelerator, s.kernel, s.call, s.bytes, s.ranks, s.channels, s.protocol)
         groups.setdefault(key, []).append(s)
     return [_median(group) for group in groups.values()]
 

@@ -25,6 +25,10 @@ HEATER = (8192, 8192, 4096)
 leaves none of the call's operands in the cache."""
 
 
+CYCLES_PER_US = 1980
+"""Of the highest clock of an H100: how long a rest takes need not be exact."""
+
+
 @dataclass(frozen=True)
 class Sample:
     """One call: first kernel's start to last kernel's end, the kernels' own times summed, and their names."""
@@ -34,11 +38,23 @@ class Sample:
     kernels: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Planned:
+    """One call to be timed: its index, the condition, and how long the device rests before it."""
+
+    index: int
+    condition: str
+    rest_us: float = 0.0
+
+
 class Timer(Protocol):
     """What measures; a test's has no device."""
 
-    def measure(self, calls: Sequence[Callable[[], Any]], plan: Sequence[tuple[int, str]]) -> list[Sample]:
-        """One sample for each (index into ``calls``, condition) of ``plan``, made in that order."""
+    def warm_up(self, call: Callable[[], Any]) -> None:
+        """A first call, errors and compilation included."""
+
+    def measure(self, calls: Sequence[Callable[[], Any]], plan: Sequence[Planned]) -> list[Sample]:
+        """One sample for each item of ``plan``, made in that order."""
 
 
 class TimingFailed(Exception):
@@ -65,21 +81,25 @@ class KinetoTimer:
 
     def warm_up(self, call: Callable[[], Any]) -> None:
         """A first call, errors and compilation included, on the stream that will be measured."""
+        torch.cuda.synchronize(self.device)  # its operands are still being filled on the caller's stream
         with torch.cuda.stream(self._work):
             call()
         torch.cuda.synchronize(self.device)
 
-    def measure(self, calls: Sequence[Callable[[], Any]], plan: Sequence[tuple[int, str]]) -> list[Sample]:
+    def measure(self, calls: Sequence[Callable[[], Any]], plan: Sequence[Planned]) -> list[Sample]:
         events = self._profiled(lambda: self._issue(calls, plan))
-        return grouped(events, self._marker_stream, [self._marker_kernels[condition] for _, condition in plan])
+        counts = [self._marker_kernels[p.condition] + (p.rest_us > 0.0) for p in plan]
+        return grouped(events, self._marker_stream, counts)
 
-    def _issue(self, calls: Sequence[Callable[[], Any]], plan: Sequence[tuple[int, str]]) -> None:
-        for index, condition in plan:
+    def _issue(self, calls: Sequence[Callable[[], Any]], plan: Sequence[Planned]) -> None:
+        for planned in plan:
             with torch.cuda.stream(self._markers):
-                self._before[condition]()
+                if planned.rest_us > 0.0:
+                    torch.cuda._sleep(max(int(planned.rest_us * CYCLES_PER_US), 1))
+                self._before[planned.condition]()
             self._work.wait_stream(self._markers)
             with torch.cuda.stream(self._work):
-                calls[index]()
+                calls[planned.index]()
             self._markers.wait_stream(self._work)
 
     def _flush(self) -> None:

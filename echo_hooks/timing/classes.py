@@ -10,6 +10,10 @@ from math import prod
 from echo_hooks.graph.ops import OpSignature, TensorMeta, itemsize
 
 
+PRODUCTS = ("gemm", "attention_forward", "attention_backward")
+"""The classes made of matrix products."""
+
+
 @dataclass(frozen=True)
 class OpClass:
     """``name``: a key of Accelerator.efficiency ("elementwise" is refined by dtypes and layout, see roofline.py).

@@ -65,6 +65,8 @@ _GEMMS = (
     (5120, 5120, 5120), (8192, 8192, 8192), (4096, 2048, 8192), (4096, 8192, 2048), (8192, 2048, 2048),
     (8192, 6144, 2048), (8192, 2048, 8192), (2048, 4096, 1024), (4096, 12288, 4096), (16384, 4096, 4096),
     (512, 4096, 4096), (1024, 8192, 4096), (4096, 50304, 2048), (2048, 5120, 13824), (16384, 1024, 1024),
+    (4096, 4096, 1024), (2048, 8192, 2048), (8192, 8192, 1024), (6144, 6144, 6144), (4096, 11008, 4096),
+    (2048, 2048, 8192), (32768, 2048, 2048), (1280, 5120, 1280), (8192, 1024, 4096), (2048, 6144, 2048),
 )  # fmt: skip
 
 
@@ -75,6 +77,10 @@ def _products() -> dict[str, Builder]:
     found["gemm_fp16_4096x4096x2048"] = _mm(4096, 4096, 2048, fp16)
     for n in (2048, 3072):
         found[f"gemm_fp32_{n}"] = _mm(n, n, n, fp32)
+    found["gemm_fp32_1024"] = _mm(1024, 1024, 1024, fp32)
+    found["gemm_fp16_8192x3072x1024"] = _mm(8192, 3072, 1024, fp16)
+    found["bmm_32x2048x2048x128"] = _bmm(32, 2048, 2048, 128)
+    found["bmm_32x2048x128x2048"] = _bmm(32, 2048, 128, 2048)
     found["addmm_8192x8192x2048"] = _addmm(8192, 8192, 2048)
     found["bmm_64x1024x1024x64"] = _bmm(64, 1024, 1024, 64)
     found["bmm_128x1024x64x1024"] = _bmm(128, 1024, 64, 1024)
@@ -127,12 +133,13 @@ def _bmm(batch: int, m: int, n: int, k: int) -> Builder:
 def _attention() -> dict[str, Builder]:
     shapes = (
         (2, 16, 2048, 128, True), (8, 16, 1024, 64, True), (4, 32, 4096, 128, True), (1, 32, 8192, 128, True),
-        (4, 16, 2048, 64, False), (2, 12, 1024, 64, True), (4, 16, 2048, 128, False),
+        (4, 16, 2048, 64, False), (2, 12, 1024, 64, True), (4, 16, 2048, 128, False), (1, 16, 4096, 64, True),
+        (16, 12, 512, 64, True), (2, 40, 2048, 128, True), (8, 16, 512, 64, False), (1, 24, 2048, 128, True),
     )  # fmt: skip
     found: dict[str, Builder] = {}
     for b, h, s, d, causal in shapes:
         found[f"sdpa{'' if causal else '_full'}_{b}x{h}x{s}x{d}"] = _sdpa(b, h, s, d, causal)
-    for b, h, s, d in ((2, 16, 2048, 128), (8, 16, 1024, 64), (4, 16, 2048, 128)):
+    for b, h, s, d in ((2, 16, 2048, 128), (8, 16, 1024, 64), (4, 16, 2048, 128), (4, 12, 1024, 64)):
         found[f"sdpa_backward_{b}x{h}x{s}x{d}"] = _sdpa_backward(b, h, s, d)
     return found
 
@@ -163,13 +170,21 @@ def _sdpa_backward(b: int, h: int, s: int, d: int) -> Builder:
 
 def _rows() -> dict[str, Builder]:
     found: dict[str, Builder] = {}
-    for rows, width in ((4096, 2048), (8192, 4096), (16384, 4096), (8192, 8192), (32768, 1024)):
+    for rows, width in (
+        (4096, 2048),
+        (8192, 4096),
+        (16384, 4096),
+        (8192, 8192),
+        (32768, 1024),
+        (8192, 12288),
+        (16384, 2048),
+    ):
         found[f"layernorm_{rows}x{width}"] = _layer_norm(rows, width)
-    for rows, width in ((8192, 2048), (16384, 4096)):
+    for rows, width in ((8192, 2048), (16384, 4096), (4096, 8192)):
         found[f"layernorm_backward_{rows}x{width}"] = _layer_norm_backward(rows, width)
     for rows, width in ((8192, 4096), (16384, 5120)):
         found[f"rmsnorm_{rows}x{width}"] = _rms_norm(rows, width)
-    for rows, width in ((4096, 8192), (16384, 2048), (8192, 16384), (65536, 1024)):
+    for rows, width in ((4096, 8192), (16384, 2048), (8192, 16384), (65536, 1024), (8192, 2048), (32768, 4096)):
         found[f"softmax_{rows}x{width}"] = _softmax(rows, width, bf16)
     found["log_softmax_fp32_4096x50304"] = _log_softmax(4096, 50304)
     for rows, width in ((4096, 8192), (65536, 1024)):
@@ -265,6 +280,14 @@ def _pointwise() -> dict[str, Builder]:
         "accumulate_fp32_32M": binary(lambda a, b: a.add_(b, alpha=1e-9), (32 * million,), fp32),
         "accumulate_bf16_128M": binary(lambda a, b: a.add_(b, alpha=1e-3), (128 * million,)),
         "axpy_fp32_128M": binary(lambda a, b: torch.add(a, b, alpha=0.5), (128 * million,), fp32),
+        "add_8192x2048": binary(torch.add, (8192, 2048)),
+        "mul_4096x4096": binary(torch.mul, (4096, 4096)),
+        "scale_4096x8192": unary(lambda x: x * 0.5, (4096, 8192)),
+        "scale_fp32_64M": unary(lambda x: x * 0.5, (64 * million,), fp32),
+        "relu_8192x8192": unary(torch.relu, (8192, 8192)),
+        "tanh_8192x4096": unary(torch.tanh, (8192, 4096)),
+        "gelu_8192x2048": unary(torch.nn.functional.gelu, (8192, 2048)),
+        "silu_4096x8192": unary(torch.nn.functional.silu, (4096, 8192)),
         "bias_16384x4096": bias((16384, 4096)),
         "gelu_4096x8192": unary(torch.nn.functional.gelu, (4096, 8192)),
         "gelu_16384x8192": unary(torch.nn.functional.gelu, (16384, 8192)),
@@ -307,9 +330,9 @@ def _others() -> dict[str, Builder]:
         x = _random((1 << 28,), device)
         return lambda: x.zero_()
 
-    def adamw(device):
+    def adamw(device, count=12, width=2048):
         def tensors(dtype=fp32):
-            return [_random((2048, 2048), device, dtype) for _ in range(12)]
+            return [_random((width, width), device, dtype) for _ in range(count)]
 
         params, grads, m = tensors(), tensors(), tensors()
         v = [t.abs() for t in tensors()]
@@ -332,5 +355,6 @@ def _others() -> dict[str, Builder]:
         "cat_8192x4096x2": cat,
         "zero_256M": zero,
         "adamw_12x4M": adamw,
+        "adamw_4x1M": lambda device: adamw(device, 4, 1024),
         "foreach_mul_16x4M": foreach_mul,
     }

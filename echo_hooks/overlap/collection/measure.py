@@ -16,7 +16,10 @@ from echo_hooks.overlap.collection.trials import (
 )
 
 WINDOW_US = 2000.0
-"""Least length of a lane. Long kernels and calls make it longer: four of the longer fit."""
+"""Least length of the calls' lane. Long kernels and calls make it longer: 4 kernels fit, and 5 calls. The kernels'
+lane is longer by KERNEL_LANE, because calls are slowed more than kernels."""
+
+KERNEL_LANE = 1.4
 
 GROUP_US = 60.0
 """Short kernels are stamped in groups of about so long."""
@@ -109,9 +112,9 @@ def measure_pair(
     trials: Trials, ranks: Ranks, kernel: Timed, call: Callable[[], Any], call_us: float, repeats: int
 ) -> Iterator[Measured]:
     """Per repeat: the kernel alone, the call alone, both together, in turn, so that clocks and heat are alike."""
-    window = max(WINDOW_US, 4 * kernel.us, 4 * call_us)
+    window = max(WINDOW_US, 4 * kernel.us, 5 * call_us)
     calls = max(4, min(MOST_CALLS, math.ceil(window / call_us) + 2))
-    groups = max(4, min(MOST_GROUPS, math.ceil(window / (kernel.us * kernel.per_group)) + 2))
+    groups = max(4, min(MOST_GROUPS, math.ceil(KERNEL_LANE * window / (kernel.us * kernel.per_group)) + 2))
     few_groups = max(4, min(groups, math.ceil(WINDOW_US / 2 / (kernel.us * kernel.per_group)) + 2))
     few_calls = max(4, min(calls, math.ceil(WINDOW_US / 2 / call_us) + 2))
     for _ in range(repeats):

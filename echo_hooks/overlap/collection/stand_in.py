@@ -80,8 +80,6 @@ class StandIn:
         arguments = [self._input, self._buffer, self._output, share, piece, BUFFER_BYTES // 16, float(pace)]
 
         def launch() -> None:
-            self._kernel(
-                grid=(traffic.channels, 1, 1), block=(THREADS, 1, 1), args=arguments, shared_mem=SHARED_BYTES
-            )
+            self._kernel(grid=(traffic.channels, 1, 1), block=(THREADS, 1, 1), args=arguments, shared_mem=SHARED_BYTES)
 
         return launch

@@ -49,9 +49,7 @@ def covered_calls(stamps: Stamps) -> tuple[int, int]:
     if len(stamps.kernels) < 2:
         return 0, 0
     low, high = stamps.kernels[0], stamps.kernels[-1]
-    inside = [
-        i for i in range(1, len(stamps.calls) - 1) if stamps.calls[i] >= low and stamps.calls[i + 1] <= high
-    ]
+    inside = [i for i in range(1, len(stamps.calls) - 1) if stamps.calls[i] >= low and stamps.calls[i + 1] <= high]
     return (inside[0], inside[-1] + 1) if inside else (0, 0)
 
 

@@ -171,7 +171,7 @@ def multi_tensor_scale(_chunk, _overflow, tensor_lists, scale, *_):
     """Each tensor of the second list becomes one of the first, scaled, in one kernel."""
     sources, targets = tensor_lists
     if all(a is b or a.data_ptr() == b.data_ptr() for a, b in zip(sources, targets)):
-        torch._foreach_mul_(list(targets), scale)
+        torch._foreach_mul_(list(targets), scale.reshape(()) if isinstance(scale, torch.Tensor) else scale)
     else:
         torch._foreach_copy_(list(targets), list(sources))
 

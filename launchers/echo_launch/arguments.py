@@ -63,10 +63,6 @@ class Launch:
     profiles: tuple[Path, ...] = ()
     calibration: Calibration | None = None
     moe_skew: MoeSkew = field(default_factory=MoeSkew)
-<<<<<<< HEAD
-=======
-    overlap: str | None = None
->>>>>>> main
     notes: tuple[str, ...] = field(default=())
 
 

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """--jitter, --slow-node, --slow-rank, --moe-skew: what may differ from the plain model, checked, in plain numbers."""
-=======
-"""What may differ from the modelled machine: --jitter, --slow-node, --slow-rank, --host-speed, --moe-skew; checked."""
->>>>>>> main
 
 from __future__ import annotations
 

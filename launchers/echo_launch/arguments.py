@@ -63,6 +63,7 @@ class Launch:
     profiles: tuple[Path, ...] = ()
     calibration: Calibration | None = None
     moe_skew: MoeSkew = field(default_factory=MoeSkew)
+    overlap: str | None = None
     notes: tuple[str, ...] = field(default=())
 
 

@@ -1,4 +1,4 @@
-"""--jitter, --slow-node, --slow-rank, --moe-skew: what may differ from the plain model, checked, in plain numbers."""
+"""What may differ from the modelled machine: --jitter, --slow-node, --slow-rank, --host-speed, --moe-skew; checked."""
 
 from __future__ import annotations
 

@@ -174,6 +174,7 @@ def test_sources_that_disagree_are_both_shown(words, environment, both):
         (["--world-size", "8", "--slow-node", "3=1.1"], "3 is outside 0 to 0"),
         (["--world-size", "8", "--slow-rank", "8=1.1"], "8 is outside 0 to 7"),
         (["--world-size", "8", "--moe-skew", "2"], "hot=FACTOR"),
+        (["--world-size", "8", "--moe-skew", "hot=0.5"], "a factor from 1"),
         (["--world-size", "8", "--executor", "ray"], "not built yet"),
         (["--world-sizes", "8"], "unrecognized arguments"),
         (["--world-size"], "no script"),

@@ -103,6 +103,8 @@ def _microbatches(module: ModuleType) -> list[Patch]:
 
 def _uneven_dtensor(module: ModuleType) -> list[Patch]:
     """Megatron's FSDP asks all ranks whether their shards cover each parameter; unknown shards are like one's own."""
+    if not hasattr(module, "validate_uneven_dtensor"):
+        return []
     return [
         Patch(
             module, "validate_uneven_dtensor", lambda _: lambda dtensor: None, "the other ranks' shards differ", "0.14"
@@ -123,7 +125,9 @@ def _fsdp_adapter(module: ModuleType) -> list[Patch]:
 
         return load
 
-    return [Patch(module, "_load_rng_state_dict", make, "states of another rank's generators", "0.15")]
+    if not hasattr(module, "_load_rng_state_dict"):  # before 0.16
+        return []
+    return [Patch(module, "_load_rng_state_dict", make, "states of another rank's generators", "0.16")]
 
 
 integration = Integration(

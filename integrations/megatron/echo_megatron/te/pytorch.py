@@ -1,2 +1,3 @@
 """The names of ``transformer_engine.pytorch``."""
+# ruff: noqa: F401
 

@@ -20,7 +20,6 @@ import torch
 from echo_hooks import integrations
 from echo_hooks.capture.capture import Capture
 from echo_hooks.capture.execute import ExecuteCapture
-from echo_hooks.graph.live import LiveRecorder
 from echo_hooks.capture.overhead import entry_overhead_ns
 from echo_hooks.capture.plans import Planner
 from echo_hooks.capture.profiler import Profiler
@@ -34,6 +33,7 @@ from echo_hooks.devices.real_cuda import RealCuda
 from echo_hooks.devices.tensor_patches import patches as tensor_patches
 from echo_hooks.errors import EchoError, ExecuteFailed, NothingSimulated, ScriptError
 from echo_hooks.graph.groups import GroupTable
+from echo_hooks.graph.live import LiveRecorder
 from echo_hooks.graph.recorder import Recorder, own_sources
 from echo_hooks.graph.rundir import RankTrace
 from echo_hooks.hardware.cluster import load_cluster
@@ -189,6 +189,8 @@ class LiveStage:
         return capture
 
     def install(self) -> None:
+        if not torch.backends.cuda.is_built():
+            raise ExecuteFailed(f"torch {torch.__version__} is built without CUDA")
         late = integrations.late_patches(self.integrations, real_device=True)
         parts: list[Hooks] = [self.device, self.world, *late]
         for part in parts:
@@ -303,7 +305,7 @@ def finished(stage: Stage | LiveStage, seconds: float) -> RankTrace:
     trace = stage.capture.trace(seconds)
     stage.named(trace.groups)
     missing = stage.capture.missing_steps()
-    if missing is not None and stage.job.timing == "execute" and stage.capture.boundaries:
+    if missing is not None and isinstance(stage.capture, ExecuteCapture) and stage.capture.boundaries:
         raise ExecuteFailed(missing)
     if missing is not None:
         raise NothingSimulated(missing, trace.rank, trace)

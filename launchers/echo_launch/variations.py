@@ -49,6 +49,7 @@ def parse_moe_skew(text: str | None) -> MoeSkew:
         raise UsageError(f"--moe-skew {text}: hot=FACTOR with a factor from 1, such as hot=2.0, or sampled is needed")
     return MoeSkew(hot=hot, text=text)
 
+
 HOST_SPEED_HELP = (
     "how many times as fast as this machine's processor the target's runs the script's host code, such as 1.2 or 0.8 "
     "(default: 1)"

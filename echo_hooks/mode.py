@@ -18,8 +18,8 @@ BUSY_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class Mode:
-    """``timing``: "execute", "profile" or "model". ``gpu``: the device that may be seen ("" for none). ``note``: why it is not
-    what was asked for, "" when it is."""
+    """``timing``: "execute", "profile" or "model". ``gpu``: the device that may be seen ("" for none). ``note``: why it
+    is not what was asked for, "" when it is."""
 
     timing: str
     gpu: str = ""

@@ -21,6 +21,7 @@ from echo_hooks.graph.rundir import RankTrace, Run, read_run, write_groups, writ
 from echo_hooks.hardware.cluster import DEFAULT_PRESET, load_cluster
 from echo_hooks.mode import TIMINGS, Mode, choose_mode
 from echo_hooks.network.calibration import Calibration, load_calibration
+from echo_hooks.overlap.slowdowns import checked
 from echo_hooks.report.report import Report
 from echo_hooks.session import Job, LiveStage, Stage, finished, stage_for
 
@@ -36,6 +37,7 @@ def simulate(
     out: str | os.PathLike | None = None,
     calibration: str | os.PathLike | None = None,
     timing: str = "auto",
+    overlap: str | os.PathLike | None = None,
 ) -> Simulation:
     """Simulate the training loop in the block as rank 0 of ``world_size``.
 
@@ -44,6 +46,8 @@ def simulate(
     ``timing``: "execute" runs the block's ops on this machine's GPU and measures them (ExecuteFailed where that cannot
     be done), "profile" and "model" need none, "auto" executes where a GPU is free.
     ``calibration``: file of `echo-sim calibrate`, instead of the network calibration that comes with the accelerator.
+    ``overlap``: file of `echo-sim overlap train`, or "none" for no slowdown of what runs together, instead of the model
+    that comes with the accelerator (else a formula).
     Raises UsageError for arguments that do not fit together; the block's own exceptions pass through.
     """
     if world_size < 1:
@@ -61,7 +65,8 @@ def simulate(
     mode = choose_mode(timing)
     job = Job(world_size, per_node, text, warmup_steps=warmup_steps, steps=steps, seed=seed, timing=mode.timing)
     fitted = load_calibration(Path(calibration)) if calibration is not None else None
-    return Simulation(job, Path(out) if out is not None else None, fitted, mode)
+    slowdown = checked(overlap and os.fspath(overlap))
+    return Simulation(job, Path(out) if out is not None else None, fitted, slowdown, mode)
 
 
 _ACTIVE: list[Simulation] = []
@@ -75,12 +80,13 @@ class Simulation:
         job: Job,
         out: Path | None = None,
         calibration: Calibration | None = None,
+        overlap: str | None = None,
         mode: Mode = Mode("profile"),  # noqa: B008  # frozen
     ):
         self.job = job
         self.mode = mode
         self.out = out
-        self._calibration = calibration
+        self._calibration, self._overlap = calibration, overlap
         self._stage: Stage | LiveStage | None = None
         self._trace: RankTrace | None = None
         self._report: Report | None = None
@@ -155,6 +161,7 @@ class Simulation:
                 self._write(directory, trace),
                 load_cluster(self.job.cluster),
                 calibration=self._calibration,
+                overlap=self._overlap,
                 timing=self.mode.timing,
             )
         hangs = [p for p in analysis.composition.problems if p.kind in ("hang", "mismatch")]

@@ -28,11 +28,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from echo_hooks.devices.gpu_lock import WAVE
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from measured_runs import STEADY, script, script_arguments, simulation, spread  # noqa: E402
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-STEADY = 0.15
-"""Largest spread of a measurement that counts."""
+from echo_hooks.devices.gpu_lock import WAVE  # noqa: E402
 
 
 def main() -> None:
@@ -108,29 +107,13 @@ def _versions(*names: str) -> dict[str, str]:
 # ---- one run ----
 
 
-def script_arguments(run: dict[str, Any]) -> list[str]:
-    """The workload's own command line: true is a bare flag, null and false are left out."""
-    arguments: list[str] = []
-    for name, value in run["args"].items():
-        if value is None or value is False or name == "local_rank":
-            continue
-        arguments += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-    return arguments
-
-
-def script(run: dict[str, Any]) -> str:
-    return str(EXAMPLES / f"train_{run['workload']}.py")
-
-
 def predict(run: dict[str, Any], mode: str, options: argparse.Namespace, wave: str) -> dict[str, Any]:
     """report.json of the run's simulation, with ``seconds``; "failure" where there is none. ``wave``: how many
     processes set up before the first of them measures (see echo_hooks.devices.gpu_lock)."""
-    world, limit_s = run["world_size"], options.limit
+    limit_s = options.limit
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "echo_launch", "--simulate", "--world-size", str(world), "--json", "--quiet"]
-        command += ["--cluster", f"{options.cluster}:1x{world}", "--timing", mode, "--out", f"{scratch}/run"]
-        command += ["--trace-ranks", options.trace_ranks, script(run), *script_arguments(run)]
+        command = simulation(run, options.cluster, mode, Path(scratch) / "run", options.trace_ranks)
         environment = {**os.environ, WAVE: wave} if mode == "execute" and wave else dict(os.environ)
         try:
             done = subprocess.run(
@@ -170,12 +153,12 @@ def facts(run: dict[str, Any]) -> dict[str, Any]:
     row = {"workload": run["workload"], "world_size": run["world_size"], "args": " ".join(script_arguments(run))}
     if "ranks" not in run:
         return {**row, "step_ms": None, "failure": run.get("failure", "not measured")}
-    spread = max((rank["max_ms"] - rank["min_ms"]) / rank["step_ms"] for rank in run["ranks"])
+    spreads = spread(run)
     return {
         **row,
         "step_ms": round(run["step_ms"], 2),
-        "spread": round(spread, 3),
-        "counted": spread <= STEADY,
+        "spread": round(spreads, 3),
+        "counted": spreads <= STEADY,
         "peak_allocated_bytes": max(rank["peak_allocated_bytes"] for rank in run["ranks"]),
         "peak_reserved_bytes": max(rank["peak_reserved_bytes"] for rank in run["ranks"]),
     }

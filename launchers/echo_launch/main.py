@@ -203,7 +203,9 @@ def compose_and_report(run: Run, launch: Launch) -> Outcome:
         seed=launch.seed,
         calibration=launch.calibration,
         timing=run.manifest["timing"],
+        profiles=launch.profiles,
         host_speed=launch.host_speed,
+        overlap=launch.overlap,
     )
     report = analysis.report
     write_files(run.path, run, analysis.composition, report)

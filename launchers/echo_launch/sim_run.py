@@ -17,6 +17,7 @@ from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import Run, read_groups, read_run
 from echo_hooks.hardware.cluster import Cluster, load_cluster
 from echo_hooks.network.calibration import load_calibration
+from echo_hooks.overlap.slowdowns import checked
 from echo_hooks.report.comparison import compare as compare_with
 from echo_hooks.report.comparison import print_comparison
 from echo_hooks.report.files import write_files
@@ -27,6 +28,7 @@ from echo_hooks.report.quantities import bytes_text, duration_text, percent_text
 from echo_hooks.report.report import PERFETTO_FILE, REPORT_FILE, Report, read_report
 from echo_hooks.report.terminal import print_report
 from echo_hooks.report.text import line, row, show, table
+from echo_launch.timing import parse_profiles
 from echo_launch.variations import parse_host_speed, parse_jitter, parse_slow
 
 if TYPE_CHECKING:
@@ -78,6 +80,8 @@ def compose(arguments: argparse.Namespace) -> int:
     if arguments.seed < 0:
         raise UsageError(f"--seed {arguments.seed}: a whole number from 0 is needed")
     calibration = load_calibration(arguments.calibration) if arguments.calibration else None
+    profiles = parse_profiles(arguments.timing, arguments.profiles)
+    overlap = checked(arguments.overlap)
     reports = []
     for text in clusters:
         run = read_run(arguments.run)  # anew for each: durations are filled in place
@@ -92,6 +96,9 @@ def compose(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
             host_speed=host_speed,
             calibration=calibration,
+            timing=arguments.timing,
+            profiles=profiles,
+            overlap=overlap,
         )
         reports.append(analysis.report)
         if arguments.output is not None:

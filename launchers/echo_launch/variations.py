@@ -18,6 +18,10 @@ JITTER_HELP = (
 SLOW_NODE_HELP = (
     "NODE=FACTOR, nodes from 0: kernels there take FACTOR times as long, such as 3=1.1 or 0-2=1.05; repeatable"
 )
+OVERLAP_HELP = (
+    "slowdown of kernels and communication that run together: a model of echo-sim overlap train, or none for no"
+    " slowdown (default: the model that comes with the accelerator, else a formula)"
+)
 SLOW_RANK_HELP = "RANK=FACTOR, the same for single ranks; repeatable"
 MOE_SKEW_HELP = (
     "load of experts: hot=FACTOR, the first of each layer chosen FACTOR times as often as the mean, or sampled, each"

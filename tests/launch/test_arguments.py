@@ -165,6 +165,8 @@ def test_sources_that_disagree_are_both_shown(words, environment, both):
         (["--world-size", "8", "--no-python"], "--no-python"),
         (["--world-size", "8", "--host-speed", "fast"], "a factor from 0.01 to 100 is needed"),
         (["--world-size", "8", "--timing", "guess"], "guess"),
+        (["--world-size", "8", "--profiles", "mine.parquet"], "mine.parquet: no such file"),
+        (["--world-size", "8", "--timing", "model", "--profiles", "mine.parquet"], "with --timing profile, not with"),
         (["--world-size", "8", "--calibration", "cal.toml"], "cal.toml: No such file"),
         (["--world-size", "8", "--overlap", "model.json"], "not built yet"),
         (["--world-size", "8", "--jitter", "3"], "--jitter 3: a number from 0 to 2"),

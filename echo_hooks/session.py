@@ -191,6 +191,8 @@ class LiveStage:
         return capture
 
     def install(self) -> None:
+        if not torch.backends.cuda.is_built():
+            raise ExecuteFailed(f"torch {torch.__version__} is built without CUDA")
         late = integrations.late_patches(self.integrations, real_device=True)
         parts: list[Hooks] = [self.device, self.world, *late]
         for part in parts:
@@ -314,7 +316,7 @@ def finished(stage: Stage | LiveStage, seconds: float) -> RankTrace:
     trace = stage.capture.trace(seconds)
     stage.named(trace.groups)
     missing = stage.capture.missing_steps()
-    if missing is not None and stage.job.timing == "execute" and stage.capture.boundaries:
+    if missing is not None and isinstance(stage.capture, ExecuteCapture) and stage.capture.boundaries:
         raise ExecuteFailed(missing)
     if missing is not None:
         raise NothingSimulated(missing, trace.rank, trace)

@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from hashlib import sha256
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from math import exp, isfinite
@@ -45,6 +46,11 @@ class LearnedModel:
     ops: dict[str, int]
     classes: frozenset[str]
     about: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Mean absolute relative error on withheld shapes of each class that the model is used for."""
+        return {h["name"]: h["learned"] for h in self.about.get("hold_out", []) if h["name"] in self.classes}
 
     def predict(
         self, signatures: Sequence[OpSignature], accelerator: Accelerator, *, loaded: bool = False
@@ -81,9 +87,11 @@ def floor_us(signature: OpSignature, accelerator: Accelerator) -> float:
 
 def save_model(model: LearnedModel, path: Path) -> None:
     """Write ``path``.ubj and ``path``.json."""
-    path.with_suffix(".ubj").write_bytes(bytes(model.booster.save_raw("ubj")))
+    raw = bytes(model.booster.save_raw("ubj"))
+    path.with_suffix(".ubj").write_bytes(raw)
     schema = {
         "format": FORMAT,
+        "sha256": sha256(raw).hexdigest(),
         "features": list(NAMES),
         "accelerator": model.accelerator,
         "vendor": model.vendor,
@@ -108,6 +116,9 @@ def load_model(trees: Path | Traversable, schema: Path | Traversable) -> Learned
         said = json.loads(text)
         if said["format"] != FORMAT or said["features"] != list(NAMES):
             raise UsageError(f"{schema}: learned for other features than this Echo has; train it anew")
+        # Damaged bytes end the process inside XGBoost: they must not get that far.
+        if sha256(raw).hexdigest() != said["sha256"]:
+            raise UsageError(f"{trees}: not the trees that {schema.name} was written with; it is damaged or another model")
         booster = xgboost.Booster({"nthread": 1})
         booster.load_model(bytearray(raw))
         if booster.num_features() != len(NAMES):

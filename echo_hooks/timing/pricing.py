@@ -39,10 +39,10 @@ class Price:
         return self.duration_us + load * max(self.loaded_us - self.duration_us, 0.0)
 
 
-RESTED_SHARE = 0.47
+RESTED_SHARE = 0.55
 """Up to this share of its time in matrix products a device keeps its full clock; above, products slow in proportion to
-the share, to the loaded time at a share of one. By bench/op_times_in_context.py on an H200: the products of a training
-job in which they take 0.6 of any 30 ms lose a quarter of what they lose under full load, below 0.3 nothing."""
+the share, to the loaded time at a share of one. By bench/op_times_in_context.py on an H200: in a training job, products
+lose a quarter of what they lose under full load where they take 0.66 of the last 30 ms, and nothing below 0.3."""
 
 
 def load_of(product_share: float) -> float:

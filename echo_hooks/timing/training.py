@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from math import log
 from typing import Any
 
@@ -75,6 +75,23 @@ def withheld_shapes(rows: Sequence[Measurement], seed: int, classes: Collection[
             by_class[shape[0]].add(shape)
     draw = random.Random(seed)
     return {s for name in sorted(by_class) for s in draw.sample(sorted(by_class[name]), len(by_class[name]) // 2)}
+
+
+def trained(database: Database, accelerator: Accelerator, seed: int = 0) -> LearnedModel:
+    """The model of a whole database, for the classes in which it beats the roofline on withheld shapes; its errors and
+    the versions it was made with are in ``about``."""
+    import xgboost
+
+    rows = usable(database, accelerator)
+    held = hold_out(rows, accelerator, (seed, seed + 1, seed + 2))
+    about = {
+        "hold_out": [asdict(h) for h in held],
+        "seed": seed,
+        "measurements": len(rows),
+        "measured_with": sorted({f"torch {r.torch}, CUDA {r.cuda}, cuDNN {r.cudnn}" for r in rows}),
+        "xgboost": xgboost.__version__,
+    }
+    return replace(train(rows, accelerator, seed), classes=frozenset(h.name for h in held if h.better), about=about)
 
 
 def train(rows: Sequence[Measurement], accelerator: Accelerator, seed: int = 0) -> LearnedModel:

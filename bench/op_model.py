@@ -38,7 +38,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--accelerator", default="h200-sxm")
     parser.add_argument("--measured", type=Path)
-    parser.add_argument("--runs", type=Path, default=Path("echo-runs/op-model"), help="run directories, made if missing")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("echo-runs/op-model"), help="run directories, made if missing"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the withheld shapes")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -71,7 +73,9 @@ def steps(lines: list[dict], runs: Path, database: Database, accelerator: Accele
     for i, measured in enumerate(lines):
         directory = runs / f"{i:02d}-{measured['workload']}"
         if not (directory / "manifest.json").exists():
-            subprocess.run(simulate_command(measured, accelerator.name, directory), check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                simulate_command(measured, accelerator.name, directory), check=True, stdout=subprocess.DEVNULL
+            )
         cluster = load_cluster(f"{accelerator.name}:1x{measured['world_size']}")
         row = {
             "workload": measured["workload"],
@@ -85,8 +89,11 @@ def steps(lines: list[dict], runs: Path, database: Database, accelerator: Accele
             row[mode] = round(report.step_time_ms / measured["step_ms"] - 1, 4)
             row[f"{mode}_evidence"] = {k: round(v, 3) for k, v in report.evidence.items() if v}
         rows.append(row)
-        print("{workload:10} x{world_size} {step_ms:8.1f} {profile:+7.1%} {model:+7.1%} {withheld:+7.1%} ".format(**row)
-              + ("" if row["counted"] else "not counted"), flush=True)
+        print(
+            "{workload:10} x{world_size} {step_ms:8.1f} {profile:+7.1%} {model:+7.1%} {withheld:+7.1%} ".format(**row)
+            + ("" if row["counted"] else "not counted"),
+            flush=True,
+        )
     summary = {
         mode: {
             "counted_mean_abs_error": round(statistics.mean(abs(r[mode]) for r in rows if r["counted"]), 4),
@@ -103,7 +110,9 @@ def without_half(database: Database, accelerator: Accelerator, seed: int) -> Pri
     """Database and model that know nothing of half of the shapes of products and attention."""
     rows = usable(database, accelerator)
     withheld = withheld_shapes(rows, seed, PRODUCTS)
-    kept = [r for r in database.rows if feature_class(r.signature) not in PRODUCTS or shape_of(r.signature) not in withheld]
+    kept = [
+        r for r in database.rows if feature_class(r.signature) not in PRODUCTS or shape_of(r.signature) not in withheld
+    ]
     model = train([r for r in rows if shape_of(r.signature) not in withheld], accelerator, seed)
     return Pricing(accelerator, [Database(kept)], model)
 

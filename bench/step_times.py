@@ -56,7 +56,8 @@ def main() -> None:
     print(summary)
     if options.out:
         made_by = {
-            "command": f"python bench/step_times.py {options.measured.name} --cluster {options.cluster} --timing {options.timing}",
+            "command": f"python bench/step_times.py {options.measured.name} --cluster {options.cluster}"
+            f" --timing {options.timing}",
             "machine": platform.processor() or platform.machine(),
             "versions": {name: version(name) for name in ("echo-hooks", "torch")}
             | {"python": platform.python_version()},

@@ -20,8 +20,8 @@ from echo_hooks.report.quantities import ranks_text
 from echo_hooks.report.report import Report, build_report
 from echo_hooks.timing import Pricing, fill_durations, load_pricing
 from echo_hooks.timing.fill import host_bytes
-from echo_hooks.timing.sources import notes, shares_of_guesses
 from echo_hooks.timing.host import HOST_BANDWIDTH_BYTES_PER_S, settle_host_times
+from echo_hooks.timing.sources import notes, shares_of_guesses
 
 BAND_RECORDS = 16_000_000
 """Records simulated for a band that nobody asked for: a few seconds. With jitter asked for there is no limit."""
@@ -51,8 +51,9 @@ def analyse(
     """Compose ``run`` on ``cluster`` (of at least its world size) and report on it.
 
     ``timing``: where the time of a local operation is from: "profile" (measured databases, ``profiles`` before the
-    shipped one, then the model), "model", "auto" (as "profile"); ``pricing`` stands for both. ``slow_ranks``: factor on the kernel times by rank. ``jitter``: sigma of the noise of single kernels; ``seed``: of
-    the step time's band. ``calibration``: of the network, instead of the one that comes with the accelerator.
+    shipped one, then the model), "model", "auto" (as "profile"); ``pricing`` stands for both. ``slow_ranks``: factor on
+    the kernel times by rank. ``jitter``: sigma of the noise of single kernels; ``seed``: of the step time's band.
+    ``calibration``: of the network, instead of the one that comes with the accelerator.
 
     Communication that does not fit together, set-up and warm-up included, gives a report with problems and no times.
     Raises UsageError for a run without measured steps whose communication shows no reason.

@@ -101,7 +101,9 @@ def test_what_fails_is_listed_and_not_tried_again(tmp_path):
 
     recorder(path, rebuild=refuse).record([SUM])
     database = read_database(path)
-    assert [(name, why) for name, why, _ in database.unmeasured] == [("aten.add.Tensor", "its tracer left no arguments")]
+    assert [(name, why) for name, why, _ in database.unmeasured] == [
+        ("aten.add.Tensor", "its tracer left no arguments")
+    ]
     recorder(path, rebuild=refuse, database=database).record([SUM])
     assert len(broken) == 1
 

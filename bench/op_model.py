@@ -21,7 +21,7 @@ from importlib.metadata import version
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from step_times import arguments_of, counted, simulate_command
+from measured_runs import STEADY, script_arguments, simulation, spread
 
 from echo_hooks.analysis import analyse
 from echo_hooks.graph.rundir import read_run
@@ -74,15 +74,15 @@ def steps(lines: list[dict], runs: Path, database: Database, accelerator: Accele
         directory = runs / f"{i:02d}-{measured['workload']}"
         if not (directory / "manifest.json").exists():
             subprocess.run(
-                simulate_command(measured, accelerator.name, directory), check=True, stdout=subprocess.DEVNULL
+                simulation(measured, accelerator.name, "profile", directory), check=True, stdout=subprocess.DEVNULL
             )
         cluster = load_cluster(f"{accelerator.name}:1x{measured['world_size']}")
         row = {
             "workload": measured["workload"],
             "world_size": measured["world_size"],
-            "args": " ".join(arguments_of(measured)),
+            "args": " ".join(script_arguments(measured)),
             "step_ms": measured["step_ms"],
-            "counted": counted(measured),
+            "counted": spread(measured) <= STEADY,
         }
         for mode, pricing in pricings.items():
             report = analyse(read_run(directory), cluster, pricing=pricing).report

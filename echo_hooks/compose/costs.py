@@ -66,7 +66,7 @@ class Costs:
 
     def __init__(self, network: Network, accelerators_per_node: int):
         self._network = network
-        self._per_node = accelerators_per_node
+        self.accelerators_per_node = accelerators_per_node
         self.capacity = [r.capacity_bytes_per_us for r in getattr(network, "resources", ())]
         """Bytes per us of each resource that the costs' loads name."""
         levels = getattr(getattr(network, "cluster", None), "levels", ())
@@ -76,13 +76,17 @@ class Costs:
 
     def placement(self, ranks: np.ndarray) -> int:
         """Running number of the placement of ``ranks`` (global ranks in group order)."""
-        return self._placements.setdefault(placement(ranks, self._per_node, self._switch_nodes), len(self._placements))
+        return self._placements.setdefault(
+            placement(ranks, self.accelerators_per_node, self._switch_nodes), len(self._placements)
+        )
 
     def pair_placements(self, source: np.ndarray, destination: np.ndarray) -> np.ndarray:
         """The same for many pairs at once, as numbers of their own."""
-        code = source % self._per_node * self._per_node + destination % self._per_node
+        code = (
+            source % self.accelerators_per_node * self.accelerators_per_node + destination % self.accelerators_per_node
+        )
         for nodes in (1, *self._switch_nodes):
-            reach = self._per_node * nodes
+            reach = self.accelerators_per_node * nodes
             code = code * 2 + (source // reach == destination // reach)
         return code
 

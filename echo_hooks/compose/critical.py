@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from echo_hooks.compose.engine import State, compiled
 from echo_hooks.compose.programs import CALL, HOST_CALL, RUN, SYNC, WAIT
 from echo_hooks.compose.result import CriticalPath
+from echo_hooks.compose.state import State, compiled
 from echo_hooks.compose.tables import Channels, Classes, Programs, Tables
 from echo_hooks.compose.world import World
 from echo_hooks.graph.program import Evidence

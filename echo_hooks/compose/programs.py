@@ -66,12 +66,13 @@ class Call:
 class RoleProgram:
     """One role's program of ``n`` records.
 
-    Per record: ``action``, ``host_us`` (with the host's own work), ``run_us`` (duration alone of RUN), ``place`` (position in its stream's list), and CSR
-    lists ``waits`` (WAIT and SYNC: records to wait for; -1-i is record i of the copy before) and ``parts`` (CALL and
-    HOST_CALL: indices of calls). Per call, in program order: ``call_record``, ``call_port``, ``call_kind`` (index into
-    ``calls``), ``call_number`` (its place among the port's calls) and ``call_share`` (of its batch's duration).
-    ``stream_start``/``stream_records``: CSR, what each stream runs in order. ``step_ends``: of a whole program, set-up
-    and warm-up included, see RankTrace; None for the measured steps alone.
+    Per record: ``action``, ``host_us`` (with the host's own work), ``run_us`` (duration alone of RUN), ``place``
+    (position in its stream's list), and CSR lists ``waits`` (WAIT and SYNC: records to wait for; -1-i is record i
+    of the copy before) and ``parts`` (CALL and HOST_CALL: indices of calls). Per call, in program order:
+    ``call_record``, ``call_port``, ``call_kind`` (index into ``calls``), ``call_number`` (its place among the
+    port's calls) and ``call_share`` (of its batch's duration). ``stream_start``/``stream_records``: CSR, what each
+    stream runs in order. ``step_ends``: of a whole program, set-up and warm-up included, see RankTrace; None for
+    the measured steps alone.
     """
 
     role: Role

@@ -6,11 +6,11 @@ import numpy as np
 
 from echo_hooks.compose.breakdown import breakdown
 from echo_hooks.compose.critical import critical_path, evidence_shares
-from echo_hooks.compose.engine import State
 from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.programs import SYNC, RoleProgram
 from echo_hooks.compose.result import Breakdown, Composition, Timeline, expanded
 from echo_hooks.compose.slack import record_slack
+from echo_hooks.compose.state import State
 from echo_hooks.compose.tables import Tables
 from echo_hooks.compose.world import World
 from echo_hooks.errors import UsageError

@@ -116,7 +116,7 @@ class _Importer(Assembler):
                     self._launch(call, work, thread in waiting, parts)
                     waiting.discard(thread)
                 last_stream[thread] = self.streams[works[-1].stream]
-                if call.name.startswith("cudaMemcpy") and works[-1].end_us <= call.end_us:
+                if self.copies_for_the_host(call, works[-1]):
                     self.sync(call, self.clock, [last_stream[thread]], stream=last_stream[thread])
             elif call.name == "record_param_comms":
                 if str(call.args.get("Collective name")).startswith(("send", "recv")):

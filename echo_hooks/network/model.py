@@ -15,7 +15,13 @@ from echo_hooks.network.calibration import Calibration, shipped_calibration
 from echo_hooks.network.cost import Cost, Resource
 from echo_hooks.network.curves import SIZES, Curve, Point, Samples, monotone_curve, samples
 from echo_hooks.network.durations import WIRE, Reach
-from echo_hooks.network.hccl import plan_hccl, plan_hccl_exchange, plan_hccl_send, read_hccl_environment
+from echo_hooks.network.hccl import (
+    A3_SUPERPOD_NODES,
+    plan_hccl,
+    plan_hccl_exchange,
+    plan_hccl_send,
+    read_hccl_environment,
+)
 from echo_hooks.network.nccl_environment import read_environment
 from echo_hooks.network.nccl_graph import Communicator
 from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, kernel_only, parse_version, tables
@@ -63,7 +69,9 @@ class CommunicationModel:
         calibration: Calibration | None = None,
         printed: Sequence[TuningTable] = (),
     ):
-        self._hccl = read_hccl_environment(environment) if cluster.accelerator.vendor == "huawei" else None
+        self._hccl = None
+        if cluster.accelerator.vendor == "huawei":
+            self._hccl = read_hccl_environment(environment, a3=cluster.scale_up == "switch")
         self.cluster = cluster
         self.nccl_version = nccl_version
         self._environment = read_environment(environment)
@@ -244,7 +252,7 @@ class CommunicationModel:
         self, comm: Communicator, reach: Reach, sizes: np.ndarray, carrier: Communicator | None = None
     ) -> list[Planned]:
         if self._hccl is not None:
-            return plan_hccl_send(comm, reach, sizes)
+            return plan_hccl_send(comm, reach, self._hccl, sizes)
         return plan_send(comm, reach, self._rules, sizes, carrier)
 
     def _carrier(self, comm: Communicator, nodes: int) -> Communicator | None:
@@ -256,7 +264,7 @@ class CommunicationModel:
 
     def _plan_exchange(self, comm: Communicator, reach: Reach, sizes: np.ndarray, busiest: float) -> list[Planned]:
         if self._hccl is not None:
-            return plan_hccl_exchange(comm, reach, sizes, busiest)
+            return plan_hccl_exchange(comm, reach, self._hccl, sizes, busiest)
         return plan_exchange(comm, reach, self._rules, sizes, busiest)
 
     def _exchange(
@@ -429,7 +437,12 @@ def _notes(calibration: Calibration, cluster: Cluster, nccl_version: str) -> lis
     if measured and parse_version(measured)[:2] != parse_version(nccl_version)[:2]:
         notes.append(f"calibration {calibration.name} was measured with NCCL {measured}; the job has {nccl_version}")
     if cluster.accelerator.vendor == "huawei":
-        notes.append("HCCL is modelled by its rules for 910B and has not been compared with measurements")
+        notes.append("HCCL is modelled by its rules and has not been compared with measurements")
+        if cluster.scale_up == "switch" and cluster.nodes > A3_SUPERPOD_NODES:
+            notes.append(
+                f"all {cluster.nodes} servers are taken as one superpod, which holds {A3_SUPERPOD_NODES}: RoCE between "
+                "superpods is not described, so communication there takes longer"
+            )
     if cluster.accelerator.vendor == "amd":
         notes.append("RCCL is modelled by NCCL's rules; its own tuning is not known here")
     return notes

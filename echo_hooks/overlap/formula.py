@@ -6,14 +6,17 @@ While a collective with c channels and a share h of the memory bandwidth runs be
     memory   m = max(1, d + h)
     kernel   max(compute w, memory m) over max(compute, memory)
 
-A call must find SMs first: where a kernel's blocks fill them, it starts as they retire.
+A call must find SMs first. Where a kernel's blocks fill them all, those that wait their turn go before the call's, so
+that it starts when the kernel ends; back to back, each call then takes a whole number of kernels.
 """
 
 from __future__ import annotations
 
+import math
+
 from echo_hooks.hardware.accelerator import Accelerator
 from echo_hooks.overlap.pair import Call, Kernel
-from echo_hooks.overlap.work import Demand, call_bytes_share, demand, wave_factor
+from echo_hooks.overlap.work import Demand, call_bytes_share, demand, sms_taken, wave_factor
 
 _REACHED = 0.92
 """Share of the memory's peak that a copy reaches: 4.4 of 4.8 TB/s for two long vectors added on an H200."""
@@ -25,7 +28,8 @@ def formula(
     """Factors, 1 for none: of the kernel while the call moves data, of the kernel while the call only waits, of the
     call."""
     d = of_kernel or demand(kernel, accelerator)
-    waves = wave_factor(d.blocks, d.per_sm, accelerator.multiprocessors, call.channels)
+    taken = sms_taken(call, accelerator)
+    waves = wave_factor(d.blocks, d.per_sm, accelerator.multiprocessors, taken)
     memory = min(d.bytes_share / _REACHED, 1.0)
     compute = max(min(d.flops_share / _REACHED, 1.0), 1e-6)
     h = call_bytes_share(call, accelerator) / _REACHED
@@ -37,7 +41,8 @@ def formula(
     else:
         waiting = waves
         moving = max(waves, crowded * memory / bound)
-    waves_alone = max(d.blocks / (d.per_sm * accelerator.multiprocessors), 1.0)
-    retire_us = kernel.run_us if d.persistent else kernel.run_us / waves_alone
-    delay_us = 0.5 * retire_us if d.blocks >= d.per_sm * accelerator.multiprocessors else 0.0
-    return moving, waiting, max(1.0, crowded) + delay_us / max(call.run_us, 1.0)
+    busy_us = call.run_us * crowded
+    if taken and d.blocks >= d.per_sm * accelerator.multiprocessors:
+        kernel_us = max(kernel.run_us * moving, 1.0)
+        busy_us = math.ceil(busy_us / kernel_us) * kernel_us
+    return moving, waiting, max(busy_us / max(call.run_us, 1e-3), 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from echo_hooks.graph.ops import OpSignature
-from echo_hooks.overlap.samples import Launch, Sample
+from echo_hooks.overlap.samples import UNKNOWN, Launch, Sample
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Kernel:
 
     signature: OpSignature
     run_us: float
-    launch: Launch = Launch()
+    launch: Launch = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Call:
 
 def pair_of(sample: Sample, *, with_launch: bool = True) -> tuple[Kernel, Call]:
     """The two that a sample measured."""
-    launch = sample.launch if with_launch else Launch()
+    launch = sample.launch if with_launch else UNKNOWN
     call = Call(
         sample.call,
         sample.bytes,

@@ -19,7 +19,8 @@ FORMAT = 1
 MOST_ROWS = 5_000_000
 
 SOURCES = ("pair", "stand-in", "loops", "trace")
-"""Where a sample is from: a real collective on several devices, a stand-in kernel for it on one, means over two loops\nthat ran together (their kernel side alone), a profiled run."""
+"""Where a sample is from: a real collective on several devices, a stand-in kernel for it on one, means over two
+loops that ran together (their kernel side alone), a profiled run."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class Launch:
     registers: int = 0
     shared_bytes: int = 0
     kernels: int = 0
+
+
+UNKNOWN = Launch()
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ _MATRIX = ("gemm", "attention_forward", "attention_backward")
 @dataclass(frozen=True)
 class Demand:
     """Of a kernel. ``blocks``: independent pieces of work; ``per_sm``: of them on one SM at once. ``persistent``: one
-    block per SM walks over the tiles. ``bytes_share``, ``flops_share``: of the device's peaks while it runs alone (may
+    block per SM walks over the tiles. ``bytes_share`` (``written_share`` of it), ``flops_share``: of the device's peaks while it runs alone (may
     exceed 1 where operands stay in the cache). ``group``: class of the op."""
 
     group: str
@@ -44,6 +44,7 @@ class Demand:
     bytes: float
     flops: float
     bytes_share: float
+    written_share: float
     flops_share: float
 
 
@@ -65,6 +66,7 @@ def demand(kernel: Kernel, accelerator: Accelerator) -> Demand:
         bytes=bytes,
         flops=flops,
         bytes_share=bytes / run_us / (accelerator.memory_bandwidth_bytes_per_s / 1e6),
+        written_share=signature.bytes_written / run_us / (accelerator.memory_bandwidth_bytes_per_s / 1e6),
         flops_share=flops / run_us / peak_flops,
     )
 
@@ -83,9 +85,7 @@ def blocks_per_sm(launch: Launch) -> int:
     return max(min(fits), 1)
 
 
-def _blocks(
-    group: str, signature: OpSignature, launch: Launch, accelerator: Accelerator
-) -> tuple[float, float, bool]:
+def _blocks(group: str, signature: OpSignature, launch: Launch, accelerator: Accelerator) -> tuple[float, float, bool]:
     """(pieces of work, of them on an SM at once, persistent)."""
     per_sm = float(blocks_per_sm(launch))
     tiles = _tiles(group, signature)
@@ -121,6 +121,12 @@ def wave_factor(blocks: float, per_sm: float, multiprocessors: int, taken: int) 
     free = max(multiprocessors - taken, 1)
     here, there = blocks / (per_sm * multiprocessors), blocks / (per_sm * free)
     return math.ceil(there) / math.ceil(here)
+
+
+def sms_taken(call: Call, accelerator: Accelerator) -> int:
+    """SMs that a call's kernel holds. HCCL moves data by engines of its own (SDMA, RDMA), so that an Ascend device's
+    cores stay free (AIV mode, in which vector cores do it, is not told apart)."""
+    return 0 if accelerator.vendor == "huawei" else min(call.channels, accelerator.multiprocessors - 1)
 
 
 _BUS_FACTOR = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0, "gather": 1.0,

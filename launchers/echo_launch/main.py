@@ -21,12 +21,13 @@ from rich.console import Console
 import echo_hooks
 from echo_hooks.compose.check import check
 from echo_hooks.compose.roles import RankFacts, roles_from_facts
-from echo_hooks.errors import EchoError, NothingSimulated, PlanError, ScriptError
+from echo_hooks.errors import EchoError, ExecuteFailed, NothingSimulated, PlanError, ScriptError
 from echo_hooks.graph.problems import BROKEN_PLAN, rank_ranges
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import Run, read_run, read_trace, write_groups, write_manifest, write_roles
 from echo_launch.arguments import Launch, parse
 from echo_launch.directory import RunDirectory
+from echo_launch.mode import Mode, choose_mode, next_best
 from echo_launch.pool import TRACER, LocalPool
 from echo_launch.progress import TracingProgress
 from echo_launch.schedule import Schedule
@@ -101,6 +102,22 @@ def _balanced(launch: Launch, tracer: str, finish: Callable[[Run, Launch], Outco
 def _trace(
     launch: Launch, tracer: str, directory: RunDirectory, balanced: dict[str, Any] | None = None
 ) -> tuple[Run, Traced]:
+    """In the launch's mode of timing, or where that cannot be, in the next best one."""
+    mode = choose_mode(launch.timing, skewed=bool(launch.moe_skew.text))
+    if mode.note:
+        _say(mode.note)
+    try:
+        return _trace_as(mode, launch, tracer, directory, balanced)
+    except ExecuteFailed as error:
+        mode = next_best(str(error))
+        _say(mode.note)
+        directory.clear()
+        return _trace_as(mode, launch, tracer, directory, balanced)
+
+
+def _trace_as(
+    mode: Mode, launch: Launch, tracer: str, directory: RunDirectory, balanced: dict[str, Any] | None
+) -> tuple[Run, Traced]:
     world = launch.world
     job = {
         "world_size": world.world_size,
@@ -113,6 +130,7 @@ def _trace(
         "steps": launch.steps,
         "seed": launch.seed,
         "out": str(directory.path),
+        "timing": mode.timing,
         "moe_hot": launch.moe_skew.hot,
         "moe_sampled": launch.moe_skew.sampled,
     }
@@ -123,8 +141,9 @@ def _trace(
         progress.say(f"simulating {world.world_size} ranks, {world.nproc_per_node} a node, on {world.cluster}")
         if world.note:
             progress.say(world.note)
-        with LocalPool(job, tracer=tracer, shown_rank=shown_rank, stdout=stdout) as pool:
-            traced = trace_ranks(pool, schedule, directory.path, launch.jobs, progress.traced)
+        with LocalPool(job, tracer=tracer, shown_rank=shown_rank, stdout=stdout, gpu=mode.gpu) as pool:
+            jobs = 1 if mode.timing == "execute" else launch.jobs
+            traced = trace_ranks(pool, schedule, directory.path, jobs, progress.traced)
             versions = pool.versions
     for sentence in traced.unsettled:
         _say(sentence)
@@ -136,7 +155,7 @@ def _trace(
     if traced.failure is not None and not _explains(traced, roles, directory):
         raise traced.failure
     write_roles(directory.path, roles)
-    whole = manifest(launch, traced, versions, roles)
+    whole = manifest(launch, traced, versions, roles, mode)
     if balanced is not None:
         whole["moe"] = {"skew": launch.moe_skew.text, "balanced": balanced}
         whole["assumptions"].append(_range_of_experts(launch, balanced))
@@ -183,8 +202,10 @@ def compose_and_report(run: Run, launch: Launch) -> Outcome:
         jitter=launch.jitter,
         seed=launch.seed,
         calibration=launch.calibration,
-        timing=launch.timing,
+        timing=run.manifest["timing"],
         profiles=launch.profiles,
+        host_speed=launch.host_speed,
+        overlap=launch.overlap,
     )
     report = analysis.report
     write_files(run.path, run, analysis.composition, report)
@@ -195,7 +216,9 @@ def compose_and_report(run: Run, launch: Launch) -> Outcome:
     )
 
 
-def manifest(launch: Launch, traced: Traced, versions: Mapping[str, str], roles: list[Role]) -> dict[str, Any]:
+def manifest(
+    launch: Launch, traced: Traced, versions: Mapping[str, str], roles: list[Role], mode: Mode
+) -> dict[str, Any]:
     """What is written last: its presence says that the run is whole."""
     world = launch.world
     return {
@@ -209,6 +232,7 @@ def manifest(launch: Launch, traced: Traced, versions: Mapping[str, str], roles:
         "warmup_steps": launch.warmup_steps,
         "steps": launch.steps,
         "seed": launch.seed,
+        "timing": mode.timing,
         "versions": {"echo-hooks": echo_hooks.__version__, **versions, **traced.packages},
         "traced_ranks": sorted(traced.facts),
         "traced_because": {str(rank): traced.reasons[rank] for rank in sorted(traced.facts)},
@@ -218,7 +242,7 @@ def manifest(launch: Launch, traced: Traced, versions: Mapping[str, str], roles:
             for role in roles
             if (assumed := set(role.ranks) - set(role.proven))
         ],
-        "assumptions": [*([world.note] if world.note else []), *traced.unsettled],
+        "assumptions": [*(note for note in (world.note, mode.note) if note), *traced.unsettled],
         "made_up_values": _made_up_values(traced.facts),
         "nccl_environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("NCCL_", "HCCL_"))},
         "peak_rss_bytes": traced.peak_rss_bytes,

@@ -17,6 +17,7 @@ from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import Run, read_groups, read_run
 from echo_hooks.hardware.cluster import Cluster, load_cluster
 from echo_hooks.network.calibration import load_calibration
+from echo_hooks.overlap.slowdowns import checked
 from echo_hooks.report.comparison import compare as compare_with
 from echo_hooks.report.comparison import print_comparison
 from echo_hooks.report.files import write_files
@@ -28,7 +29,7 @@ from echo_hooks.report.report import PERFETTO_FILE, REPORT_FILE, Report, read_re
 from echo_hooks.report.terminal import print_report
 from echo_hooks.report.text import line, row, show, table
 from echo_launch.timing import parse_profiles
-from echo_launch.variations import parse_jitter, parse_slow
+from echo_launch.variations import parse_host_speed, parse_jitter, parse_slow
 
 if TYPE_CHECKING:
     from echo_hooks.analysis import Analysis
@@ -75,11 +76,12 @@ def compose(arguments: argparse.Namespace) -> int:
     clusters = arguments.cluster
     if arguments.output is not None and len(clusters) > 1:
         raise UsageError(f"-o {arguments.output}: one directory holds one cluster's report; {len(clusters)} were given")
-    jitter = parse_jitter(arguments.jitter)
+    jitter, host_speed = parse_jitter(arguments.jitter), parse_host_speed(arguments.host_speed)
     if arguments.seed < 0:
         raise UsageError(f"--seed {arguments.seed}: a whole number from 0 is needed")
     calibration = load_calibration(arguments.calibration) if arguments.calibration else None
     profiles = parse_profiles(arguments.timing, arguments.profiles)
+    overlap = checked(arguments.overlap)
     reports = []
     for text in clusters:
         run = read_run(arguments.run)  # anew for each: durations are filled in place
@@ -92,9 +94,11 @@ def compose(arguments: argparse.Namespace) -> int:
             slow_ranks=slow,
             jitter=jitter,
             seed=arguments.seed,
+            host_speed=host_speed,
             calibration=calibration,
             timing=arguments.timing,
             profiles=profiles,
+            overlap=overlap,
         )
         reports.append(analysis.report)
         if arguments.output is not None:

@@ -58,7 +58,7 @@ def test_case(script, here, capfd):
 def test_every_kind_of_failure_has_a_case():
     assert {path.stem for path in SCRIPTS} >= {
         "mismatch_bare", "mismatch_in_loop", "raises_on_rank_5", "no_optimizer", "unanswered_flag",
-        "one_rank_never_trains", "skips_a_collective", "unpaired_send",
+        "one_rank_never_trains", "skips_a_collective", "unpaired_send", "fails_after_mismatch",
     }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from echo_hooks.overlap.collection.cuda import CudaTrials
 from echo_hooks.overlap.collection.kernels import kernels, signature_of
 from echo_hooks.overlap.collection.measure import Ranks, Trials, measure_pair, measure_waiting, time_call, time_kernel
 from echo_hooks.overlap.collection.trials import Stamps, mean_of_calls
-from echo_hooks.overlap.samples import Launch, Sample, write_samples
+from echo_hooks.overlap.samples import UNKNOWN, Launch, Sample, write_samples
 
 CALLS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange")
 WAITING = ("all_reduce", "exchange")
@@ -54,7 +54,7 @@ class Call:
     bytes: int
     run: Callable[[], Any]
     us: float
-    launch: Launch = Launch()
+    launch: Launch = UNKNOWN
     algorithm: str = ""
     protocol: str = ""
     refresh: Callable[[], Any] = lambda: None
@@ -110,7 +110,7 @@ def _rank_main(rank: int, size: int, store: str, plan: Plan) -> None:
     makers = {(name, bytes): collective(name, bytes, trials.device) for name in plan.calls for bytes in plan.sizes}
     shapes = trials.launches([(f"{name}:{bytes}", run) for (name, bytes), (run, _) in makers.items()])
     calls = [
-        Call(name, bytes, run, time_call(trials, ranks, run), shapes.get(f"{name}:{bytes}", Launch()), refresh=refresh)
+        Call(name, bytes, run, time_call(trials, ranks, run), shapes.get(f"{name}:{bytes}", UNKNOWN), refresh=refresh)
         for (name, bytes), (run, refresh) in makers.items()
     ]
     version = ".".join(map(str, torch.cuda.nccl.version()))
@@ -255,7 +255,7 @@ def _describe(trials: Any, builders: dict[str, Callable]) -> dict[str, tuple[OpS
                 yield name, run
 
     launches = trials.launches(runs())
-    return {name: (signatures.get(name, OpSignature("")), launches.get(name, Launch())) for name in builders}
+    return {name: (signatures.get(name, OpSignature("")), launches.get(name, UNKNOWN)) for name in builders}
 
 
 def _measure_kernel(plan, trials, ranks, calls, name, builder, described, counts: Counts, source: str) -> list[Sample]:

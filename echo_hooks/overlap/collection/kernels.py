@@ -170,7 +170,15 @@ def _sdpa_backward(b: int, h: int, s: int, d: int) -> Builder:
 
 def _rows() -> dict[str, Builder]:
     found: dict[str, Builder] = {}
-    for rows, width in ((4096, 2048), (8192, 4096), (16384, 4096), (8192, 8192), (32768, 1024), (8192, 12288), (16384, 2048)):
+    for rows, width in (
+        (4096, 2048),
+        (8192, 4096),
+        (16384, 4096),
+        (8192, 8192),
+        (32768, 1024),
+        (8192, 12288),
+        (16384, 2048),
+    ):
         found[f"layernorm_{rows}x{width}"] = _layer_norm(rows, width)
     for rows, width in ((8192, 2048), (16384, 4096), (4096, 8192)):
         found[f"layernorm_backward_{rows}x{width}"] = _layer_norm_backward(rows, width)

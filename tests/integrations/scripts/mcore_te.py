@@ -103,7 +103,12 @@ if a.overlap_tp:
     te.module.base.initialize_ub([a.seq // a.cp * a.micro_batch, a.hidden], a.tp, False, dtype=torch.bfloat16)
 models = [wrap(build(i), i) for i in range(a.vpp or 1)]
 parameters = sum(q.numel() for m in models for q in m.parameters())
-print("parameters", dist.get_rank(), parameters, sum(q.numel() for m in models for n, q in m.named_parameters() if "experts" in n))
+print(
+    "parameters",
+    dist.get_rank(),
+    parameters,
+    sum(q.numel() for m in models for n, q in m.named_parameters() if "experts" in n),
+)
 print("layers", dist.get_rank(), sum(len(getattr(m.module, "module", m.module).decoder.layers) for m in models))
 optimizer = get_megatron_optimizer(
     OptimizerConfig(

@@ -12,8 +12,10 @@ from echo_hooks.graph.rundir import RankTrace
 from echo_hooks.timing.pricing import Pricing
 
 
-def notes(traces: Sequence[RankTrace], pricing: Pricing, versions: Mapping[str, str]) -> list[str]:
-    """Sentences for the report; ``versions``: the run's own, by package."""
+def notes(traces: Sequence[RankTrace], pricing: Pricing | None, versions: Mapping[str, str]) -> list[str]:
+    """Sentences for the report; ``pricing``: None where all was executed. ``versions``: the run's own, by package."""
+    if pricing is None:
+        return []
     spent = _time_by(traces, lambda trace, op: _source(trace, op, pricing))
     total = sum(spent.values())
     if not total:

@@ -14,6 +14,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -60,16 +61,27 @@ def main() -> None:
 
 
 def compare(measured: dict, accelerator: str) -> dict:
-    """One line's prediction beside its measurement; ``error`` is predicted / measured - 1."""
+    """One line's prediction beside its measurement; ``error`` is predicted / measured - 1.
+
+    With more ranks than one also the step without slowdown of what runs together, and with the formula's.
+    """
     world = measured["world_size"]
     arguments = []
     for name, value in measured["args"].items():
         if value is None or value is False or name == "local_rank":
             continue
         arguments += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-    command = [sys.executable, "-m", "echo_launch", "--simulate", "--world-size", str(world), "--json", "--quiet"]
-    command += ["--cluster", f"{accelerator}:1x{world}", str(EXAMPLES / f"train_{measured['workload']}.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    cluster, others = f"{accelerator}:1x{world}", {}
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, "-m", "echo_launch", "--simulate", "--world-size", str(world), "--json", "--quiet"]
+        command += ["--cluster", cluster, "--out", f"{directory}/run"]
+        command += [str(EXAMPLES / f"train_{measured['workload']}.py"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        for overlap in ("none", "formula") if world > 1 and done.returncode in (0, 3) else ():
+            again = [sys.executable, "-m", "echo_launch.sim", "compose", f"{directory}/run", "--cluster", cluster]
+            composed = subprocess.run([*again, "--overlap", overlap, "--json"], capture_output=True, text=True)
+            step_ms = json.loads(composed.stdout)["step_time_ms"]
+            others[f"error_overlap_{overlap}"] = round(step_ms / measured["step_ms"] - 1, 4)
     row = {
         "workload": measured["workload"],
         "world_size": world,
@@ -95,6 +107,8 @@ def compare(measured: dict, accelerator: str) -> dict:
         "reserved_error": round(peaks["reserved"][1] / peaks["reserved"][0] - 1, 4),
         "breakdown": report["breakdown"],
         "evidence": report["evidence"],
+        "slowdown_ms": next((role["slowdown"] for role in report["roles"] if role["critical"]), {}),
+        **others,
     }
 
 

@@ -179,7 +179,7 @@ def _parser() -> _Parser:
     _add(own, "--executor", default="local", choices=("local", "ray"), help="where ranks are traced")
     _add(own, "--timing", default="auto", choices=("auto", "execute", "profile", "model"), help="how ops get durations")
     _add(own, "--calibration", help="constants of the network, from echo-sim calibrate")
-    _add(own, "--overlap", metavar="FILE|none", help=OVERLAP_HELP)
+    _add(own, "--overlap", metavar="FILE|formula|none", help=OVERLAP_HELP)
     _add(own, "--warmup-steps", default="1", help="optimizer steps before the measured ones (default: 1)")
     _add(own, "--steps", default="1", help="measured optimizer steps (default: 1)")
     _add(own, "--seed", default="0", help="of every random generator (default: 0)")

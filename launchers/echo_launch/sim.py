@@ -88,7 +88,7 @@ def _add_run_commands(commands) -> None:
     )
     compose.add_argument("-o", "--output", type=Path, metavar="DIR", help="write report and timeline to DIR")
     compose.add_argument("--calibration", metavar="FILE", help="of the network, from echo-sim calibrate")
-    compose.add_argument("--overlap", metavar="FILE|none", help=OVERLAP_HELP)
+    compose.add_argument("--overlap", metavar="FILE|formula|none", help=OVERLAP_HELP)
     compose.add_argument("--unfolded", action="store_true", help="simulate every rank by itself (slow, same times)")
     compose.add_argument("--jitter", metavar="SIGMA", help=JITTER_HELP)
     compose.add_argument("--slow-node", action="append", metavar="NODE=FACTOR", help=SLOW_NODE_HELP)

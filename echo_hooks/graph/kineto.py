@@ -23,7 +23,7 @@ from echo_hooks.graph.program import Kind, ProgramBuilder
 from echo_hooks.graph.rundir import RankTrace
 
 # torch.profiler's names (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, RECORD_PARAM_COMMS) to Echo's.
-_COLLECTIVES = {
+COLLECTIVES = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce",
     "allgather": "all_gather",
@@ -44,7 +44,7 @@ _COLLECTIVES = {
     "barrier": "barrier",
 }
 # Names of c10::ScalarType to torch's, with bytes per element.
-_DTYPES = {
+DTYPES = {
     "Float": ("float32", 4),
     "BFloat16": ("bfloat16", 2),
     "Half": ("float16", 2),
@@ -158,10 +158,10 @@ class _Importer(Assembler):
         self, call: Call, work: Work, at: float, values: dict[str, Any], parts: dict[str, list[Call]]
     ) -> None:
         name = str(work.args.get("Collective name", ""))
-        if name in _COLLECTIVES:
+        if name in COLLECTIVES:
             group, ranks = self._group(work.args)
             payload = self._payload(work.args)
-            op = self.ops.add(OpSignature(_COLLECTIVES[name]))
+            op = self.ops.add(OpSignature(COLLECTIVES[name]))
             root = work.args.get("Root Rank")
             if isinstance(root, int) and 0 <= root < len(ranks):
                 values["peer"] = ranks[root]
@@ -209,7 +209,7 @@ class _Importer(Assembler):
         text = str(args.get("dtype", ""))
         given = [args.get("In msg nelems"), args.get("Out msg nelems")]
         counts = [n for n in given if isinstance(n, int) and 0 <= n < 1 << 48]
-        if text not in _DTYPES or len(counts) < len(given):
+        if text not in DTYPES or len(counts) < len(given):
             raise UsageError(f"{self._path}: communication of {given} elements of type {text[:30]!r} is not known")
-        dtype, size = _DTYPES[text]
+        dtype, size = DTYPES[text]
         return {"bytes": max(counts) * size, "dtype": self._builder.string(dtype)}

@@ -58,7 +58,8 @@ def simulate(
     per_node = nproc_per_node or min(world_size, described.accelerators_per_node)
     job = Job(world_size, per_node, text, warmup_steps=warmup_steps, steps=steps, seed=seed)
     fitted = load_calibration(Path(calibration)) if calibration is not None else None
-    return Simulation(job, Path(out) if out is not None else None, fitted, checked(overlap and os.fspath(overlap)))
+    named = None if overlap is None else str(overlap)
+    return Simulation(job, Path(out) if out is not None else None, fitted, checked(named))
 
 
 _ACTIVE: list[Simulation] = []

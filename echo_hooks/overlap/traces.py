@@ -61,7 +61,7 @@ def pairs_in(path: Path, accelerator: str, *, ranks_per_node: int) -> Pairs:
     kernels, calls, ops = _read(path)
     calls.sort(key=lambda call: call.begin_us)
     alone: dict[tuple, list[float]] = defaultdict(list)
-    covered: dict[tuple, dict[_Call, list[float]]] = defaultdict(lambda: defaultdict(list))
+    covered: dict[tuple, dict[tuple, list[float]]] = defaultdict(lambda: defaultdict(list))
     least: dict[tuple, float] = {}
     for call in calls:
         key = _kind(call)
@@ -117,14 +117,15 @@ def launch_of(args: dict[str, Any], kernels: int = 1) -> Launch:
     counts = []
     for key in ("grid", "block"):
         extents = args.get(key)
-        known = isinstance(extents, list) and extents and all(isinstance(n, int) for n in extents)
-        counts.append(math.prod(extents) if known else 0)
+        if not isinstance(extents, list) or not extents or not all(isinstance(n, int) for n in extents):
+            extents = [0]
+        counts.append(math.prod(extents))
     registers, shared = args.get("registers per thread"), args.get("shared memory")
     plain = [value if isinstance(value, int) else 0 for value in (registers, shared)]
     return Launch(counts[0], counts[1], plain[0], plain[1], kernels)
 
 
-def _kind(call: _Call) -> Any:
+def _kind(call: _Call) -> tuple:
     return (call.name, call.bytes, call.dtype, call.ranks, call.channels, call.threads)
 
 
@@ -146,7 +147,7 @@ def _read(path: Path):
                 ops[external] = _signature(name, args)
             continue
         begin, length = event.get("ts"), event.get("dur")
-        if not all(isinstance(v, (int, float)) and math.isfinite(v) for v in (begin, length)):
+        if not isinstance(begin, (int, float)) or not isinstance(length, (int, float)) or not 0 <= length < math.inf:
             raise UsageError(f"{path}: the kernel {name[:60]!r} has no time")
         if name.startswith("nccl"):
             calls.append(_call(begin, begin + length, args))

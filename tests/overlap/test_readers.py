@@ -12,11 +12,18 @@ from echo_hooks.overlap.ncu import number, read_ncu
 from echo_hooks.overlap.samples import Launch
 from echo_hooks.overlap.traces import pairs_in
 
-WIDE = """==PROF== Connected to process 1
+WIDE_HEADER = ",".join(
+    f'"{name}"'
+    for name in (
+        "ID", "Process ID", "Kernel Name", "Block Size", "Grid Size", "gpu__time_duration.sum", "dram__bytes.sum",
+        "launch__registers_per_thread", "launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic",
+    )
+)  # fmt: skip
+WIDE = f"""==PROF== Connected to process 1
 ==WARNING== Backing up device memory
 warning: something else
 step 1, loss 2.5
-"ID","Process ID","Kernel Name","Block Size","Grid Size","gpu__time_duration.sum","dram__bytes.sum","launch__registers_per_thread","launch__shared_mem_per_block_static","launch__shared_mem_per_block_dynamic"
+{WIDE_HEADER}
 "","","","","","ns","Mbyte","register/thread","byte/block","Kbyte/block"
 "0","1","gemm","(384, 1, 1)","(132, 1, 1)","1,234","2.5","168","1,024","64"
 "1","1","add","(128, 1, 1)","(32768, 1, 1)","51,400 (+3%)","201.3","34","0","0"
@@ -68,7 +75,7 @@ def test_numbers():
 
 def test_a_comma_locale_has_to_be_declared(tmp_path):
     text = '"ID","Kernel Name","gpu__time_duration.sum"\n"","","us"\n"0","k","1.234,5"\n'
-    with pytest.raises(UsageError, match="line 3: '1.234,5' may be of a locale"):
+    with pytest.raises(UsageError, match=r"line 3: '1\.234,5' may be of a locale"):
         read(tmp_path, text)
     assert read(tmp_path, text, decimal=",")[0].duration_us == 1234.5
 

@@ -2,6 +2,7 @@
 
     python bench/fit_calibrations.py DATA
 
+Sends come from bench/results/nccl_sweep_h200x2.csv, which bench/gpu/nccl_sweep.py measured.
 DATA holds ``sweeps.csv`` (one point per row: sweep_id, collective, gpu, gpus, nodes, nccl_version, dtype, size_bytes,
 oop_time_us, ip_time_us, source_repo) and ``logs/nccl_{2,4,8,16}.log`` of NetX-lab/Echo. Rows whose source is not
 known are left out.
@@ -32,6 +33,10 @@ FROM_SWEEPS = (
     ("h200-sxm", "h200-sxm:1x8", "aic_h200_sxm_2.29.2_", "h200_sxm", "2.29.2"),
     ("b200", "b200:1x8", "aic_b200_sxm_2.29.2_", "b200_sxm", "2.29.2"),
 )
+# Two H200 of the project's own sweep: no public one of sends was found.
+KERNELS = Path(__file__).parent / "results" / "nccl_sweep_h200x2.csv"
+SENDS = "sends: bench/results/nccl_sweep_h200x2.csv, kernel times on 2 H200, NCCL 2.28.9"
+LIKE_H200 = ("h100-sxm", "h200-sxm", "h800")
 # Nothing in the Echo logs says their version; their layout is that of nccl-tests before 2023.
 ECHO_VERSION = "2.18.3"
 
@@ -58,12 +63,27 @@ def write(
     fitted = fit(sweeps, load_cluster(cluster), nccl_version=version, name=name, source=source, prior=prior)
     known = prior.nccl_version if prior else "" if version else fitted.calibration.nccl_version
     calibration = dataclasses.replace(fitted.calibration, accelerator=name, nccl_version=known)
+    if name in LIKE_H200:
+        calibration = with_sends(calibration)
     path = OUT / f"{name}.toml"
     write_calibration(calibration, path, "Made by bench/fit_calibrations.py; do not edit.")
     print(f"{path.name}: {len(fitted.rows)} points of {len(sweeps)} sweeps, {fitted.unused} set by the host's launches")
     for key in fitted.too_few:
         print(f"  too few points of {' '.join(key).strip()}: at its prior")
     return calibration
+
+
+def with_sends(calibration: Calibration) -> Calibration:
+    """Sends and exchanges between two ranks as on two H200; all-to-all as it is."""
+    sends = [s for s in read_sweeps(KERNELS) if s.collective in ("send", "exchange")]
+    found = fit(sends, load_cluster("h200-sxm:1x8"), prior=calibration).calibration
+    keys = {key: (*key[:3], "send") for key in found.scalings if key[0] == "node" and key[1] == "p2p" and not key[3]}
+    return dataclasses.replace(
+        calibration,
+        scalings={**calibration.scalings, **{to: found.scalings[key] for key, to in keys.items()}},
+        support={**calibration.support, **{to: found.support[key] for key, to in keys.items()}},
+        source=f"{calibration.source}; {SENDS}",
+    )
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from echo_hooks.network.sweep_files import read_sweeps
 from echo_hooks.network.sweeps import Sweep
 
 RESULTS = Path(__file__).parent / "results" / "network_accuracy.json"
+SWEEP = RESULTS.parent / "nccl_sweep_h200x2.csv"
 ECHO_VERSION = "2.18.3"
 SINGLE_NODE = (
     ("A100, NCCL 2.27.3", "a100-80gb:1x8", "(aic_a100_sxm_2.27.3_"),
@@ -36,7 +37,7 @@ SINGLE_NODE = (
 
 
 def main(data: Path, h200x2: Path | None) -> None:
-    table = echo_logs(data) + single_node(data) + other_clusters(data)
+    table = echo_logs(data) + single_node(data) + other_clusters(data) + own_sweep()
     if h200x2:
         table += kernels(h200x2)
     results = {"errors": table, "microseconds_per_estimate": estimate_us()}
@@ -65,18 +66,15 @@ def echo_logs(data: Path) -> list[dict[str, Any]]:
     table.append(
         fitted("Echo A100, fitted on all, in sample", [*logs.values()], [*logs.values()], cluster, ECHO_VERSION)
     )
-    held: list[Compared] = []
-    for n, log in logs.items():
-        others = [s for m, s in logs.items() if m != n]
-        calibration = fit(others, cluster, nccl_version=ECHO_VERSION).calibration
-        compared = compare([log], cluster, calibration, nccl_version=ECHO_VERSION)
-        table.append(row(f"Echo A100, {n} GPUs from the other sizes", compared))
-        held += compared
-    table.append(row("Echo A100, each group size from the others, together", held))
-    one_node, network = [logs[n] for n in (2, 4, 8)], shipped_calibration("a100-80gb")
-    fit_of_node = fit(one_node, cluster, nccl_version=ECHO_VERSION, prior=between_nodes(network)).calibration
-    compared = compare([logs[16]], cluster, fit_of_node, nccl_version=ECHO_VERSION)
-    table.append(row("Echo A100, 16 GPUs from one node and a100-80gb's network", compared))
+    for prior, by in ((None, ""), (between_nodes(shipped_calibration("a100-80gb")), ", network prior of a100-80gb")):
+        held: list[Compared] = []
+        for n, log in logs.items():
+            others = [s for m, s in logs.items() if m != n]
+            calibration = fit(others, cluster, nccl_version=ECHO_VERSION, prior=prior).calibration
+            compared = compare([log], cluster, calibration, nccl_version=ECHO_VERSION)
+            table.append(row(f"Echo A100, {n} GPUs from the other sizes{by}", compared))
+            held += compared
+        table.append(row(f"Echo A100, the four together{by}", held))
     return table
 
 
@@ -134,6 +132,21 @@ def kernels(h200x2: Path) -> list[dict[str, Any]]:
         row("2 H200, kernels, by an H100's public sweeps", compare(sweeps, cluster, shipped_calibration("h100-sxm"))),
         row("2 H200, kernels, shipped (other machines' wall times)", compare(sweeps, cluster)),
         fitted("2 H200, kernels, every other size from the rest", some, rest, cluster, ""),
+    ]
+
+
+def own_sweep() -> list[dict[str, Any]]:
+    """bench/gpu/nccl_sweep.py on two H200: eight operations, each protocol forced. The shipped calibration has its
+    sends from here, the rest from other machines."""
+    cluster, sweeps = load_cluster("h200-sxm:1x8"), read_sweeps(SWEEP)
+    default = [s for s in sweeps if "(default)" in s.source]
+    some = [dataclasses.replace(s, points=s.points[::2]) for s in sweeps]
+    rest = [dataclasses.replace(s, points=s.points[1::2]) for s in sweeps]
+    collectives = [s for s in default if s.collective not in ("send", "exchange")]
+    return [
+        row("2 H200, own sweep, stock", compare(default, cluster, Calibration())),
+        row("2 H200, own sweep, collectives, shipped", compare(collectives, cluster)),
+        fitted("2 H200, own sweep with protocols, every other size", some, rest, cluster, ""),
     ]
 
 

@@ -53,3 +53,9 @@ class PlanError(EchoError):
     def __init__(self, message: str, problems: list | None = None):
         super().__init__(message)
         self.problems = problems or []
+
+
+class ExecuteFailed(EchoError):
+    """A rank could not be run and measured on this machine's GPU, which another mode of timing does not need."""
+
+    exit_status = 2

@@ -22,7 +22,9 @@ class Integration:
     ``preload``: modules worth importing then. ``patches``: module name -> function that gives the table of patches for
     the module, called right after it was imported.
     ``group_names``: group_desc -> the name reports use. ``environment``: variables set before the script starts.
-    ``stand_ins``: packages that cannot work on a pretended device, and what takes their place.
+    ``explain``: the line of arithmetic behind an error of the script's, where its layout is what is wrong.
+    ``stand_ins``: packages that cannot work on a pretended device, and what takes their place. ``pretended_only``:
+    modules of ``patches`` that are left alone where a real device runs the ops.
     """
 
     name: str
@@ -31,7 +33,9 @@ class Integration:
     patches: Mapping[str, Callable[[ModuleType], list[Patch]]] = field(default_factory=dict)
     group_names: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    explain: Callable[[BaseException], str | None] | None = None
     stand_ins: tuple[StandIn, ...] = ()
+    pretended_only: frozenset[str] = frozenset()
 
 
 def load() -> list[Integration]:
@@ -40,9 +44,14 @@ def load() -> list[Integration]:
     return [point.load() for point in points]
 
 
-def late_patches(integrations: list[Integration]) -> list[LatePatches]:
+def late_patches(integrations: list[Integration], *, real_device: bool = False) -> list[LatePatches]:
     """What the integrations replace, one entry for each module that the script may import."""
-    return [LatePatches(module, make) for one in integrations for module, make in one.patches.items()]
+    return [
+        LatePatches(module, make)
+        for one in integrations
+        for module, make in one.patches.items()
+        if not (real_device and module in one.pretended_only)
+    ]
 
 
 def stand_ins(integrations: list[Integration]) -> StandIns:

@@ -13,6 +13,7 @@ from echo_hooks.capture import shadows, special
 from echo_hooks.capture.labels import Labels
 from echo_hooks.capture.memory import Memory
 from echo_hooks.capture.plans import Alias, Changed, New, Plan, Planner, Same, multiplies
+from echo_hooks.capture.routing import BALANCED
 from echo_hooks.capture.steps import Steps
 from echo_hooks.devices import pinned
 from echo_hooks.devices.pretended import Pretended, Storage
@@ -27,7 +28,8 @@ _PLAIN = torch._C._disabled_torch_dispatch_impl
 
 
 class CaptureMode(TorchDispatchMode):
-    """Records what would run on the device; ``world`` answers functional collectives (VirtualWorld or None)."""
+    """Records what would run on the device; ``world`` answers functional collectives (VirtualWorld or None);
+    ``routing``: which experts a router with unknown scores chooses."""
 
     def __init__(self, recorder: Recorder, planner: Planner, memory: Memory, labels: Labels, steps: Steps, world=None):
         super().__init__()
@@ -37,6 +39,7 @@ class CaptureMode(TorchDispatchMode):
         self.labels = labels
         self.steps = steps
         self.world = world
+        self.routing = BALANCED
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -186,7 +189,9 @@ class CaptureMode(TorchDispatchMode):
         if func in special.FLOAT_FACTORIES and (device is None or device.type == "cpu"):
             dtype = kwargs.get("dtype") or torch.get_default_dtype()
             size = args[0] if args else ()
-            return dtype.is_floating_point and _elements(size) * dtype.itemsize > LARGE_CPU_BYTES
+            large = dtype.is_floating_point and _elements(size) * dtype.itemsize > LARGE_CPU_BYTES
+            # A worker of a data loader hands what it makes to another process, in shared memory.
+            return large and torch.utils.data.get_worker_info() is None
         return False
 
     def _with_device(self, kwargs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,29 +21,31 @@ class Profiler:
 
     def __init__(self, device: str = "cuda"):
         self.device = device
+        self.base_ns = 0  # of time.time_ns(): what times are counted from, as microseconds since 1970 are too coarse
         self._profile: Any = None
 
     def start(self) -> None:
+        self.base_ns = time.time_ns()
         self._profile = torch.autograd.profiler.profile(
             use_cpu=self.device == "cpu", use_device=None if self.device == "cpu" else self.device, use_kineto=True
         )
         self._profile.__enter__()
 
     def stop(self) -> Events:
-        """The events seen, times in microseconds of time.time_ns()."""
+        """The events seen, times in microseconds since ``base_ns``."""
         results = torch.autograd._disable_profiler()  # type: ignore[attr-defined]
         self._profile.enabled = False  # nothing is left for its own exit
         torch.autograd.profiler._run_on_profiler_stop()
         self._profile = None
-        return events_of(results.events())
+        return events_of(results.events(), self.base_ns)
 
 
-def events_of(kineto: Iterable[Any]) -> Events:
+def events_of(kineto: Iterable[Any], base_ns: int) -> Events:
     """Host calls and device works from ``torch._C._autograd._KinetoEvent`` objects."""
     events = Events()
     for event in kineto:
         name = event.name()
-        start = event.start_ns() / 1e3
+        start = (event.start_ns() - base_ns) / 1e3
         end = start + event.duration_ns() / 1e3
         if event.device_type() == torch.autograd.DeviceType.CPU:
             if name.startswith(("cuda", "cu", "hip")):

@@ -267,16 +267,18 @@ def _unequal_to_number(mode, func, args, kwargs):
 
 @_handles(aten.topk.default)
 def _topk(mode, func, args, kwargs):
-    """Indices of unknown scores (a router choosing experts): every choice equally often, in turn, counted."""
+    """Indices of unknown scores (a router choosing experts): as the capture's ``routing`` says, counted."""
     values, indices = mode.replay(func, args, kwargs)
     scores, k = args[0], args[1]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", -1)
     choices = scores.shape[dim] if scores.dim() else 1
     if shadows.known(indices) is None and scores.dim() >= 2 and indices.numel() <= shadows.INTEGERS_MAX_ELEMENTS:
-        turn = torch.ops.aten.arange.default(indices.numel(), dtype=torch.int64, device=torch.device("cpu"))
-        rows = (turn % choices).reshape(indices.movedim(dim, -1).shape)  # k different ones for each row
+        shape = indices.movedim(dim, -1).shape
+        layer = mode.recorder.program.strings[mode.recorder.module]
+        chosen = mode.routing.choose(math.prod(shape[:-1]), choices, k, layer)
+        rows = torch.from_numpy(chosen).reshape(shape)
         shadows.remember(indices, rows.movedim(-1, dim).contiguous())
-        mode.recorder.assume(f"top {k} of {choices} unknown scores", "all chosen equally often")
+        mode.recorder.assume(f"top {k} of {choices} unknown scores", mode.routing.describe())
     return values, indices
 
 

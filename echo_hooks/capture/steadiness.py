@@ -25,7 +25,9 @@ def unsteady(
         if before == after:
             continue
         lost, new = before - after, after - before
-        changes = [f"{n} {name} fewer" for name, n in _by_name(lost)] + [f"{n} {name} more" for name, n in _by_name(new)]
+        changes = [f"{n} {name} fewer" for name, n in _by_name(lost)] + [
+            f"{n} {name} more" for name, n in _by_name(new)
+        ]
         return (
             f"step {number} does not communicate as step {number - 1} does ({'; '.join(changes[:_SHOWN])}; sizes "
             f"counted apart): the script has not settled, --warmup-steps {number} or more would measure later steps"

@@ -71,7 +71,7 @@ def _collective_mismatch(world: World, ports: np.ndarray) -> tuple[int, tuple[in
 
 
 def _agreement(call: Call, without_bytes: bool) -> tuple:
-    return (call.name, call.reduce, -1 if without_bytes else call.bytes, call.dtype, call.root)
+    return (call.name, call.reduce, -1 if without_bytes or call.objects else call.bytes, call.dtype, call.root)
 
 
 def _split_mismatch(members: Sequence[Call]) -> tuple[int, int] | None:

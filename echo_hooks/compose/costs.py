@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -127,11 +128,15 @@ class Costs:
                 found.append((np.full(len(resource), i), resource, bytes / moving))
         return _joined(found)
 
-    def loads_of_collective(self, call: Call, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def loads_of_collective(
+        self, call: Call, ranks: np.ndarray, splits: tuple | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """What this very group's ``call`` loads: (resource, bytes per us at its pace alone)."""
         members = tuple(ranks.tolist())
         root = members[call.root] if call.root >= 0 else -1
-        cost = self._network.collective(call.name, members, call.total_bytes, call.dtype, root=root, count=call.count)
+        cost = self._network.collective(
+            call.name, members, call.total_bytes, call.dtype, root=root, count=call.count, splits=splits
+        )
         moving = cost.duration_us - cost.latency_us
         resource, bytes = _columns(cost.loads if moving > 0.0 else ())
         return resource, bytes / moving if moving > 0.0 else bytes
@@ -164,6 +169,15 @@ def uneven(call: Call) -> bool:
 def even_split(call: Call, places: int) -> int:
     """Elements that an all-to-all without splits sends to each place, and expects from it."""
     return call.bytes // itemsize(call.dtype) // places
+
+
+def split_bytes(members: Sequence[Call]) -> tuple[tuple[int, ...], ...]:
+    """Rows of bytes that each member of an uneven all-to-all sends to each place."""
+    rows = []
+    for call in members:
+        sent = call.input_splits or (even_split(call, len(members)),) * len(members)
+        rows.append(tuple(int(x) * itemsize(call.dtype) for x in sent))
+    return tuple(rows)
 
 
 def _checked(cost: Any, what: str) -> Any:

@@ -16,9 +16,9 @@ from echo_hooks.compose.agreement import (
     site_of_call,
     where_of_call,
 )
-from echo_hooks.compose.engine import ON_CALL, State
 from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.programs import HOST_CALL, PART, SYNC, WAIT
+from echo_hooks.compose.state import ON_CALL, State
 from echo_hooks.compose.tables import Tables
 from echo_hooks.compose.world import World
 from echo_hooks.graph.problems import Problem

@@ -39,7 +39,7 @@ class Call:
     """What must agree between the ranks that meet in a call, and what its cost depends on.
 
     ``root``: place of the root in the group, -1 for none. ``total_bytes``/``count``: of all calls of its batch on the
-    same port with the same operation, which travel as one.
+    same port with the same operation, which travel as one. ``objects``: pickled ones, as long as the longest member's.
     """
 
     port: int
@@ -53,11 +53,12 @@ class Call:
     total_bytes: int
     input_splits: tuple[int, ...] = ()
     output_splits: tuple[int, ...] = ()
+    objects: bool = False
 
     @property
     def agreement(self) -> tuple:
-        """What all members of a collective must have in common (the bytes of an uneven all-to-all may differ)."""
-        uneven = bool(self.input_splits or self.output_splits)
+        """What all members of a collective must have in common (the bytes of uneven all-to-alls and of objects may differ)."""
+        uneven = self.objects or bool(self.input_splits or self.output_splits)
         return (self.name, self.reduce, -1 if uneven else self.bytes, self.dtype, self.root)
 
 
@@ -65,12 +66,13 @@ class Call:
 class RoleProgram:
     """One role's program of ``n`` records.
 
-    Per record: ``action``, ``host_us`` (with the host's own work), ``run_us`` (duration alone of RUN), ``place`` (position in its stream's list), and CSR
-    lists ``waits`` (WAIT and SYNC: records to wait for; -1-i is record i of the copy before) and ``parts`` (CALL and
-    HOST_CALL: indices of calls). Per call, in program order: ``call_record``, ``call_port``, ``call_kind`` (index into
-    ``calls``), ``call_number`` (its place among the port's calls) and ``call_share`` (of its batch's duration).
-    ``stream_start``/``stream_records``: CSR, what each stream runs in order. ``step_ends``: of a whole program, set-up
-    and warm-up included, see RankTrace; None for the measured steps alone.
+    Per record: ``action``, ``host_us`` (with the host's own work), ``run_us`` (duration alone of RUN), ``place``
+    (position in its stream's list), and CSR lists ``waits`` (WAIT and SYNC: records to wait for; -1-i is record i
+    of the copy before) and ``parts`` (CALL and HOST_CALL: indices of calls). Per call, in program order:
+    ``call_record``, ``call_port``, ``call_kind`` (index into ``calls``), ``call_number`` (its place among the
+    port's calls) and ``call_share`` (of its batch's duration). ``stream_start``/``stream_records``: CSR, what each
+    stream runs in order. ``step_ends``: of a whole program, set-up and warm-up included, see RankTrace; None for
+    the measured steps alone.
     """
 
     role: Role
@@ -279,6 +281,7 @@ def _calls(program: Program, ops: list[OpSignature], groups: GroupTable, records
                 total_bytes=t,
                 input_splits=tuple(signature.attr("input_splits") or ()),
                 output_splits=tuple(signature.attr("output_splits") or ()),
+                objects=bool(signature.attr("objects")),
             )
         )
     number = np.zeros(m, np.int64)

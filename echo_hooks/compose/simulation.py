@@ -8,12 +8,13 @@ import numpy as np
 
 from echo_hooks.compose.agreement import mismatches
 from echo_hooks.compose.costs import Costs
-from echo_hooks.compose.engine import State, run
+from echo_hooks.compose.engine import run
 from echo_hooks.compose.fluid import run_fluid
 from echo_hooks.compose.folding import Partition, fold, unfolded
 from echo_hooks.compose.hangs import diagnose, unreceived
 from echo_hooks.compose.interference import Overlap, build_interference
 from echo_hooks.compose.links import find_links
+from echo_hooks.compose.state import State
 from echo_hooks.compose.tables import Tables, build_tables
 from echo_hooks.compose.world import World
 from echo_hooks.graph.problems import Problem

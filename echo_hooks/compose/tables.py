@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echo_hooks.compose.costs import Costs, even_split, uneven
+from echo_hooks.compose.costs import Costs, split_bytes, uneven
 from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.programs import Call, RoleProgram
 from echo_hooks.compose.world import World, calls_of_port
-from echo_hooks.graph.ops import itemsize
 from echo_hooks.graph.program import Evidence, Kind
 
 
@@ -268,12 +267,3 @@ def _uneven_costs(
 def _any_uneven(world: World, partition: Partition, c: int, port: int) -> bool:
     program = world.programs[world.role_of[partition.representative[c]]]
     return any(uneven(call) for call in program.calls if call.port == port)
-
-
-def split_bytes(members: Sequence[Call]) -> tuple[tuple[int, ...], ...]:
-    """Rows of bytes that each member of an uneven all-to-all sends to each place."""
-    rows = []
-    for call in members:
-        sent = call.input_splits or (even_split(call, len(members)),) * len(members)
-        rows.append(tuple(int(x) * itemsize(call.dtype) for x in sent))
-    return tuple(rows)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from echo_hooks.graph.live import SYNC, LiveRecorder
 from echo_hooks.patching import Patch, PatchSet
-
-if TYPE_CHECKING:
-    from echo_hooks.capture.live import LiveRecorder
 
 
 class RealCuda:
@@ -109,21 +107,21 @@ class RealCuda:
 
     def _synchronize_event(self, original):
         def synchronize(event):
-            self.recorder.mark("sync", getattr(event, "echo_number", -1))
+            self.recorder.moment(SYNC, getattr(event, "echo_number", -1))
             try:
                 return original(event)
             finally:
-                self.recorder.mark("")
+                self.recorder.moment("")
 
         return synchronize
 
     def _synchronized(self, original):
         def synchronize(*args, **kwargs):
-            self.recorder.mark("sync")
+            self.recorder.moment(SYNC)
             try:
                 return original(*args, **kwargs)
             finally:
-                self.recorder.mark("")
+                self.recorder.moment("")
 
         return synchronize
 

@@ -22,7 +22,7 @@ from echo_hooks.graph.ops import OpSignature, OpTable
 from echo_hooks.graph.program import Kind, ProgramBuilder
 from echo_hooks.graph.rundir import RankTrace
 
-# torch.profiler's names (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, RECORD_PARAM_COMMS) to Echo's.
+# torch.profiler's names to Echo's (RECORD_PARAM_COMMS in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp).
 COLLECTIVES = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce",
@@ -116,7 +116,7 @@ class _Importer(Assembler):
                     self._launch(call, work, thread in waiting, parts)
                     waiting.discard(thread)
                 last_stream[thread] = self.streams[works[-1].stream]
-                if call.name.startswith("cudaMemcpy") and works[-1].end_us <= call.end_us:
+                if self.copies_for_the_host(call, works[-1]):
                     self.sync(call, self.clock, [last_stream[thread]], stream=last_stream[thread])
             elif call.name == "record_param_comms":
                 if str(call.args.get("Collective name")).startswith(("send", "recv")):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from echo_hooks.errors import UsageError
-from echo_hooks.graph.chrome_trace import chrome_events
+from echo_hooks.graph.chrome_trace import Repairs, chrome_events
 from echo_hooks.graph.program import Kind
 
 MAX_EVENTS = 20_000_000
@@ -66,11 +67,15 @@ _COMMUNICATION_ARGS = (
 )
 
 
-def read_events(path: Path) -> Events:
-    """UsageError for a file that is no trace, or has an event without a proper time."""
+def read_events(path: Path, repairs: Repairs | None = None) -> Events:
+    """UsageError for a file that is no trace, or has an event without a proper time.
+
+    With ``repairs`` such an event is left out and counted, a device operation may lack stream and correlation, and a
+    file may be truncated.
+    """
     events = Events()
     kept = 0
-    for event in chrome_events(path):
+    for event in chrome_events(path, repairs):
         category = event.get("cat")
         name = event.get("name")
         if event.get("ph") != "X" or not isinstance(name, str):
@@ -78,34 +83,54 @@ def read_events(path: Path) -> Events:
         annotation = category == "user_annotation" and name.startswith(("Optimizer.step", "ProfilerStep"))
         described = category == "cpu_op" and name == "record_param_comms"
         host = category in ("cuda_runtime", "cuda_driver")
-        if not (annotation or described or host or category in DEVICE):
+        if not (annotation or described or host or category in DEVICE) or _SYNCHRONISATION.match(name):
             continue
         kept += 1
         if kept > MAX_EVENTS:
-            raise UsageError(f"{path}: more than {MAX_EVENTS} events; profile fewer steps")
-        args = event.get("args")
-        args = args if isinstance(args, dict) else {}
-        start = _number(path, event, "ts")
-        end = start + _number(path, event, "dur")
-        if annotation and name.startswith("Optimizer.step"):
-            events.optimizer_ends.append(end)
-        elif annotation:
-            events.profiler_steps.append((start, end))
-        elif category in DEVICE:
-            wanted = {key: args[key] for key in (*_COMMUNICATION_ARGS, "bytes") if key in args}
-            work = Work(
-                DEVICE[category], name[:_NAME_CHARACTERS], _whole(path, args, "stream", name), start, end, wanted
-            )
-            events.launched[_whole(path, args, "correlation", name)].append(work)
-        else:
-            wanted = {key: args[key] for key in (*_COMMUNICATION_ARGS, "correlation") if key in args}
-            events.calls.append(Call(name, str(event.get("tid")), start, end, wanted))
+            if repairs is None:
+                raise UsageError(f"{path}: more than {MAX_EVENTS} events; profile fewer steps")
+            repairs.sentences.append(f"{path}: more than {MAX_EVENTS} events; those behind are left out")
+            break
+        try:
+            _keep(path, events, event, annotation, repairs is not None)
+        except UsageError:
+            if repairs is None:
+                raise
+            repairs.dropped += 1
     events.calls.sort(key=lambda call: call.start_us)
     for works in events.launched.values():
         works.sort(key=lambda work: work.start_us)
     if not events.launched:
         raise UsageError(f"{path}: no kernel in it; profile with ProfilerActivity.CUDA")
     return events
+
+
+# Newer Kineto shows waits of streams and hosts on the device's tracks: nothing runs in them.
+_SYNCHRONISATION = re.compile(r"(Stream|Event|Context|Device) (Sync|Wait|Synchroni[sz]e)\b")
+
+
+def _keep(path: Path, events: Events, event: dict[str, Any], annotation: bool, lenient: bool) -> None:
+    category, name = event.get("cat"), str(event["name"])
+    args = event.get("args")
+    args = args if isinstance(args, dict) else {}
+    start = _number(path, event, "ts")
+    end = start + _number(path, event, "dur")
+    if annotation and name.startswith("Optimizer.step"):
+        events.optimizer_ends.append(end)
+    elif annotation:
+        events.profiler_steps.append((start, end))
+    elif category in DEVICE:
+        wanted = {key: args[key] for key in (*_COMMUNICATION_ARGS, "bytes") if key in args}
+        numbers = [args.get("stream"), args.get("correlation")]
+        if lenient:
+            numbers = [n if type(n) is int else i for n, i in zip(numbers, (0, -1 - len(events.launched)))]
+            args = {"stream": numbers[0], "correlation": numbers[1]}
+        stream = _whole(path, args, "stream", name)
+        work = Work(DEVICE[category], name[:_NAME_CHARACTERS], stream, start, end, wanted)
+        events.launched[_whole(path, args, "correlation", name)].append(work)
+    else:
+        wanted = {key: args[key] for key in (*_COMMUNICATION_ARGS, "correlation") if key in args}
+        events.calls.append(Call(name, str(event.get("tid")), start, end, wanted))
 
 
 def _number(path: Path, event: dict[str, Any], key: str) -> float:

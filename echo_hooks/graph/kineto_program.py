@@ -87,10 +87,18 @@ class Assembler:
         ends = [self.issued[s][-1].end_us for s in streams if self.issued.get(s)]
         self.clock = min(max([self.clock, *ends]), max(self.clock, call.end_us))
 
+    @staticmethod
+    def copies_for_the_host(call: Call, work: Work) -> bool:
+        """Whether the call returned only when the copy was done (CUDA runtime API, "API synchronization behavior")."""
+        to_pageable = "DtoH" in work.name and "Pageable" in work.name
+        return call.name.startswith("cudaMemcpy") and ("Async" not in call.name or to_pageable)
+
     def sync_with_event(self, call: Call) -> None:
         """For the last work that had ended when the call returned."""
         places = {stream: last_ended(issued, call.end_us) for stream, issued in self.issued.items()}
-        ended = [self.issued[s][place] for s, place in places.items() if place >= 0 and self.issued[s][place].record >= 0]
+        ended = [
+            self.issued[s][place] for s, place in places.items() if place >= 0 and self.issued[s][place].record >= 0
+        ]
         if ended:
             work = max(ended, key=lambda w: w.end_us)
             self.inferred += 1

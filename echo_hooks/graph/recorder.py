@@ -172,6 +172,15 @@ class Recorder:
         return self._append(Kind.MARK, op=self.ops.add(OpSignature(name)), seq=number)
 
     @contextmanager
+    def labelled(self, microbatch: int):
+        """What is recorded inside belongs to this micro-batch (counted from 0 within the step)."""
+        before, self.microbatch = self.microbatch, microbatch
+        try:
+            yield
+        finally:
+            self.microbatch = before
+
+    @contextmanager
     def one_off(self):
         """What is recorded inside is set-up that a framework puts off until a step: no later step repeats it."""
         begin = len(self.program)
@@ -284,6 +293,13 @@ class Recorder:
 # Their frames stand between a script and what it calls: context managers, decorators (@deprecated), thread starters.
 _WRAPPERS = ("contextlib.py", "functools.py", "typing_extensions.py", "warnings.py", "threading.py", "runpy.py")
 _FOREIGN: dict[str, bool] = {}
+_OURS: set[str] = {_ECHO}
+
+
+def own_sources(directory: str) -> None:
+    """Code below ``directory`` is Echo's: a source line is never one of its."""
+    _OURS.add(directory)
+    _FOREIGN.clear()
 
 
 def _foreign(filename: str) -> bool:
@@ -291,7 +307,7 @@ def _foreign(filename: str) -> bool:
     if answer is None:
         torch = sys.modules.get("torch")
         torch_dir = os.path.dirname(getattr(torch, "__file__", "") or "/nonexistent/torch")
-        answer = filename.startswith((torch_dir + os.sep, _ECHO + os.sep, "<")) or filename.endswith(
+        answer = filename.startswith((torch_dir + os.sep, "<", *(own + os.sep for own in _OURS))) or filename.endswith(
             tuple(os.sep + name for name in _WRAPPERS)
         )
         _FOREIGN[filename] = answer

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +313,7 @@ def read_ops(path: Path) -> list[OpSignature]:
 def signatures_of(table: pa.Table) -> list[OpSignature]:
     """Op signatures of a table with the columns of ``ops_table``; KeyError, TypeError, ValueError for what is none."""
 
+    @cache  # a table repeats many of them
     def metas(text: str) -> tuple[TensorMeta, ...]:
         return tuple(TensorMeta(tuple(shape), dtype, bool(dense)) for shape, dtype, dense in json.loads(text))
 

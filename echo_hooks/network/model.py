@@ -13,9 +13,15 @@ from echo_hooks.errors import UsageError
 from echo_hooks.hardware.cluster import Cluster
 from echo_hooks.network.calibration import Calibration, shipped_calibration
 from echo_hooks.network.cost import Cost, Resource
-from echo_hooks.network.curves import SIZES, Curve, Point, Samples, monotone_curve, samples
+from echo_hooks.network.curves import SIZES, Curve, Floor, Point, Samples, highest, monotone_curve, samples
 from echo_hooks.network.durations import WIRE, Reach
-from echo_hooks.network.hccl import plan_hccl, plan_hccl_exchange, plan_hccl_send, read_hccl_environment
+from echo_hooks.network.hccl import (
+    A3_SUPERPOD_NODES,
+    plan_hccl,
+    plan_hccl_exchange,
+    plan_hccl_send,
+    read_hccl_environment,
+)
 from echo_hooks.network.nccl_environment import read_environment
 from echo_hooks.network.nccl_graph import Communicator
 from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, kernel_only, parse_version, tables
@@ -63,7 +69,9 @@ class CommunicationModel:
         calibration: Calibration | None = None,
         printed: Sequence[TuningTable] = (),
     ):
-        self._hccl = read_hccl_environment(environment) if cluster.accelerator.vendor == "huawei" else None
+        self._hccl = None
+        if cluster.accelerator.vendor == "huawei":
+            self._hccl = read_hccl_environment(environment, a3=cluster.scale_up == "switch")
         self.cluster = cluster
         self.nccl_version = nccl_version
         self._environment = read_environment(environment)
@@ -185,13 +193,13 @@ class CommunicationModel:
         return self._cost(point, self._collective_traffic(function, point.algorithm, placement), bytes)
 
     def _collective_curve(self, function: str, placement: Placement, kind: str, count: int) -> Curve:
-        def curve(placement: Placement, floor: Curve | None) -> Curve:
+        def curve(placement: Placement, floor: Floor | None) -> Curve:
             comm, reach = self._communicator(placement)
 
             def plan(comm: Communicator, reach: Reach) -> list[Planned]:
                 return self._plan_collective(function, comm, reach, kind, SIZES, count)
 
-            return self._curve((function, comm, reach, kind, count, id(floor)), plan, comm, reach, floor)
+            return self._curve((function, comm, reach, kind, count, floor), plan, comm, reach, floor)
 
         return self._over_nodes((function, kind, count), placement, curve)
 
@@ -244,7 +252,7 @@ class CommunicationModel:
         self, comm: Communicator, reach: Reach, sizes: np.ndarray, carrier: Communicator | None = None
     ) -> list[Planned]:
         if self._hccl is not None:
-            return plan_hccl_send(comm, reach, sizes)
+            return plan_hccl_send(comm, reach, self._hccl, sizes)
         return plan_send(comm, reach, self._rules, sizes, carrier)
 
     def _carrier(self, comm: Communicator, nodes: int) -> Communicator | None:
@@ -256,7 +264,7 @@ class CommunicationModel:
 
     def _plan_exchange(self, comm: Communicator, reach: Reach, sizes: np.ndarray, busiest: float) -> list[Planned]:
         if self._hccl is not None:
-            return plan_hccl_exchange(comm, reach, sizes, busiest)
+            return plan_hccl_exchange(comm, reach, self._hccl, sizes, busiest)
         return plan_exchange(comm, reach, self._rules, sizes, busiest)
 
     def _exchange(
@@ -280,7 +288,7 @@ class CommunicationModel:
         return self._cost(point, loads, 1)
 
     def _exchange_curve(self, name: str, placement: Placement, root: int) -> Curve:
-        def curve(placement: Placement, floor: Curve | None) -> Curve:
+        def curve(placement: Placement, floor: Floor | None) -> Curve:
             comm, reach = self._communicator(placement)
             at = root if root in placement.ranks else -1
             fullest = self._fullest_us(self._even(name, placement, at))
@@ -291,22 +299,32 @@ class CommunicationModel:
                     outside *= reach.node / step_reach.node
                 return self._plan_exchange(step_comm, step_reach, SIZES, max(inside, outside))
 
-            return self._curve((name, comm, reach, fullest, id(floor)), plan, comm, reach, floor)
+            return self._curve((name, comm, reach, fullest, floor), plan, comm, reach, floor)
 
         return self._over_nodes((name, root), placement, curve)
 
     def _over_nodes(
-        self, what: tuple, placement: Placement, curve: Callable[[Placement, Curve | None], Curve]
+        self, what: tuple, placement: Placement, curve: Callable[[Placement, Floor | None], Curve]
     ) -> Curve:
         """``curve`` of a placement, at least that of the same group on fewer of its nodes (1, 2, 3, 4, and powers of
-        two). NCCL's choices may get better with more nodes; a plan must not win by that."""
+        two), and of as many ranks on half the nodes. NCCL's choices may get better with more nodes; a plan must not
+        win by that."""
         key = (*what, placement.ranks)
         found = self._group_curves.get(key)
         if found is None:
-            smaller = self._on_fewer_nodes(placement)
-            floor = self._over_nodes(what, smaller, curve) if smaller else None
+            below = [p for p in (self._on_fewer_nodes(placement), self._on_half_the_nodes(placement)) if p]
+            floor = highest([self._over_nodes(what, p, curve) for p in below])
             found = self._group_curves[key] = curve(placement, floor)
         return found
+
+    def _on_half_the_nodes(self, placement: Placement) -> Placement | None:
+        """As many ranks, twice as many to a node; None where they do not fit, or fill the nodes unequally."""
+        count, full = len(placement.nodes), self.cluster.accelerators_per_node
+        per_node = 2 * placement.per_node
+        if count % 2 or per_node > full or len(placement.ranks) != count * placement.per_node:
+            return None
+        nodes = placement.nodes[: count // 2]
+        return self._place(tuple(node * full + i for node in nodes for i in range(per_node)))
 
     def _on_fewer_nodes(self, placement: Placement) -> Placement | None:
         if len(placement.nodes) < 2:
@@ -399,7 +417,7 @@ class CommunicationModel:
         plan: Callable[[Communicator, Reach], list[Planned]],
         comm: Communicator,
         reach: Reach,
-        floor: Curve | None = None,
+        floor: Floor | None = None,
     ) -> Curve:
         curve = self._curves.get(key)
         if curve is None:
@@ -429,7 +447,12 @@ def _notes(calibration: Calibration, cluster: Cluster, nccl_version: str) -> lis
     if measured and parse_version(measured)[:2] != parse_version(nccl_version)[:2]:
         notes.append(f"calibration {calibration.name} was measured with NCCL {measured}; the job has {nccl_version}")
     if cluster.accelerator.vendor == "huawei":
-        notes.append("HCCL is modelled by its rules for 910B and has not been compared with measurements")
+        notes.append("HCCL is modelled by its rules and has not been compared with measurements")
+        if cluster.scale_up == "switch" and cluster.nodes > A3_SUPERPOD_NODES:
+            notes.append(
+                f"all {cluster.nodes} servers are taken as one superpod, which holds {A3_SUPERPOD_NODES}: RoCE between "
+                "superpods is not described, so communication there takes longer"
+            )
     if cluster.accelerator.vendor == "amd":
         notes.append("RCCL is modelled by NCCL's rules; its own tuning is not known here")
     return notes

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_hooks.errors import UsageError
+from echo_hooks.network import perftest
 from echo_hooks.network.sweep_logs import _from_code, read_text
 from echo_hooks.network.sweeps import COLLECTIVES, Sweep, at_line, collective_name, dtype_name, one_world, tidy
 
@@ -50,6 +51,8 @@ def read_sweeps(
         collective = known
     text = _text(path)
     source = path.name
+    if why := perftest.refusal(text):
+        raise UsageError(f"{source}: {why}")
     if _JSON_START.match(text):
         sweeps = list(_read_json(text, source, collective))
     elif _is_csv(text):

@@ -60,7 +60,12 @@ def _python_loop() -> None:
 
 
 def _best(
-    call: Callable[[], object], count: int, *, inner: int = 1, rounds: int = 7, after: Callable[[], object] | None = None
+    call: Callable[[], object],
+    count: int,
+    *,
+    inner: int = 1,
+    rounds: int = 7,
+    after: Callable[[], object] | None = None,
 ) -> float:
     best = float("inf")
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""A call of an op made again from its signature: operands of the same shapes, dtypes and strides, with random contents."""
+"""A call of an op made again from its signature: operands of its shapes, dtypes and strides with random contents."""
 
 from __future__ import annotations
 
@@ -27,14 +27,21 @@ class CannotRebuild(Exception):
 def rebuild(signature: OpSignature, device: torch.device, generator: torch.Generator) -> Callable[[], Any]:
     """The call, ready to be made any number of times; raises CannotRebuild."""
     if signature.name in ("copy_host_to_device", "copy_device_to_host"):
-        return _host_copy(signature, device)
+        raise CannotRebuild("its time is the host's, which a run does not tell: pinned memory or not")
     func = _op(signature.name)
     if not signature.call:
         raise CannotRebuild("its tracer left no arguments")
     args, kwargs = _arguments(func, signature, device, generator)
     if "_scaled_dot_product" in signature.name and func._schema.name.endswith("_backward"):
         args, kwargs = _after_forward(func, args, kwargs)
-    return lambda: func(*args, **kwargs)
+    if (tf32 := signature.attr("tf32")) is None:
+        return lambda: func(*args, **kwargs)
+
+    def with_precision() -> Any:
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        return func(*args, **kwargs)
+
+    return with_precision
 
 
 def operand_bytes(signature: OpSignature) -> int:
@@ -217,15 +224,3 @@ def _after_forward(func: Any, args: list, kwargs: dict[str, Any]):
     }
     given.update({n: v for n, v in saved.items() if n in given})
     return [], given
-
-
-def _host_copy(signature: OpSignature, device: torch.device) -> Callable[[], Any]:
-    """Between device and pageable host memory, the host waiting, as Tensor.to() does it."""
-    meta = signature.inputs[0]
-    if prod(meta.shape) * 8 > 1 << 34:
-        raise CannotRebuild("more host memory than a measurement should take")
-    host = torch.empty(meta.shape, dtype=_dtype(meta.dtype))
-    there = torch.empty(meta.shape, dtype=_dtype(meta.dtype), device=device)
-    host.view(-1).view(torch.uint8).random_(0, 127) if host.numel() else None
-    target, source = (there, host) if signature.name == "copy_host_to_device" else (host, there)
-    return lambda: target.copy_(source)

@@ -1,4 +1,4 @@
-"""Recording a profile database: every distinct operation of runs and grids, the most valuable first, until time is up."""
+"""Recording a profile database: every distinct operation, the most valuable first, until time is up."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from typing import Any
 import numpy as np
 
 from echo_hooks.graph.ops import OpSignature
-from echo_hooks.timing.classes import op_class
+from echo_hooks.profiling.timer import Planned, Sample, TimingFailed
+from echo_hooks.timing.classes import PRODUCTS, op_class
 from echo_hooks.timing.database import CONDITIONS, Database, Measurement, digest_of, key_of, write_database
-from echo_hooks.profiling.timer import Sample, TimingFailed
 
 BATCH_CALLS = 64
 BATCH_BYTES = 24 << 30
 CHECKPOINT_S = 20.0
+
+REST, LONGEST_REST_US = 3.0, 10_000.0
+"""A product rests so many times its own length before a cold call: busy a quarter of the time, the device keeps its
+full clock."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class Recorder:
     budget_s: float = float("inf")
     say: Callable[[str], None] = print
     clock: Callable[[], float] = time.monotonic
+    conditions: Sequence[str] = CONDITIONS
 
     def record(self, wanted: Sequence[OpSignature]) -> Progress:
         """Measure ``wanted`` in order, what the database has already left out; writes it as it goes."""
@@ -109,9 +114,7 @@ class Recorder:
     def _measure(self, batch: list[tuple[OpSignature, Callable[[], Any]]]) -> int:
         if not batch:
             return 0
-        plan: list[tuple[int, str]] = []
-        for index, (signature, _) in enumerate(batch):
-            plan += [(index, condition) for condition, count in self._repeats(signature) for _ in range(count)]
+        plan = [p for index, (signature, _) in enumerate(batch) for p in self._planned(index, signature)]
         try:
             samples = self.timer.measure([call for _, call in batch], plan)
         except TimingFailed as error:
@@ -122,7 +125,7 @@ class Recorder:
             return self._measure(batch[:half]) + self._measure(batch[half:])
         by_call: dict[tuple[int, str], list[Sample]] = {}
         for place, sample in zip(plan, samples):
-            by_call.setdefault(place, []).append(sample)
+            by_call.setdefault((place.index, place.condition), []).append(sample)
         for (index, condition), found in by_call.items():
             row = self._row(batch[index][0], condition, found)
             if row is not None:
@@ -132,14 +135,18 @@ class Recorder:
     def _unmeasured(self, signature: OpSignature, why: str) -> None:
         self.database.unmeasured.append((signature.name, why, digest_of(signature)))
 
-    def _repeats(self, signature: OpSignature) -> list[tuple[str, int]]:
-        """(condition, how often): long calls vary little; only products are timed on a loaded device."""
-        count = 3 if self.cost_us(signature) > 3000 else 5 if self.cost_us(signature) > 500 else 7
-        repeats = [("cold", count), ("warm", count)]
+    def _planned(self, index: int, signature: OpSignature) -> list[Planned]:
+        """Long calls vary little. Products draw so much power that a device kept busy with them slows its clock: they
+        are timed rested and loaded; all others with operands out of the cache and in it."""
+        cost_us = self.cost_us(signature)
+        count = 3 if cost_us > 3000 else 5 if cost_us > 500 else 7
         opclass = op_class(signature.name)
-        if opclass is not None and opclass.name in ("gemm", "attention_forward", "attention_backward"):
-            repeats.append(("loaded", count))
-        return repeats
+        if opclass is not None and opclass.name in PRODUCTS:
+            rest_us = min(REST * cost_us, LONGEST_REST_US)
+            plan = [Planned(index, "cold", rest_us)] * min(count, 4) + [Planned(index, "loaded")] * count
+        else:
+            plan = [Planned(index, "cold")] * count + [Planned(index, "warm")] * count
+        return [p for p in plan if p.condition in self.conditions]
 
     def _row(self, signature: OpSignature, condition: str, samples: list[Sample]) -> Measurement | None:
         """None for a call that launches nothing. The first warm call is not warm yet."""

@@ -1,4 +1,4 @@
-"""Kernel times of calls on a CUDA device, by the profiler: launches, gaps before the first kernel and the host left out.
+"""Kernel times of calls on a CUDA device, by the profiler; launches and the host are left out.
 
 Every measured call stands between kernels of a second stream, so that its own kernels are told by their stream and
 place, whatever it launches:
@@ -25,6 +25,10 @@ HEATER = (8192, 8192, 4096)
 leaves none of the call's operands in the cache."""
 
 
+CYCLES_PER_US = 1980
+"""Of the highest clock of an H100: how long a rest takes need not be exact."""
+
+
 @dataclass(frozen=True)
 class Sample:
     """One call: first kernel's start to last kernel's end, the kernels' own times summed, and their names."""
@@ -34,11 +38,23 @@ class Sample:
     kernels: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Planned:
+    """One call to be timed: its index, the condition, and how long the device rests before it."""
+
+    index: int
+    condition: str
+    rest_us: float = 0.0
+
+
 class Timer(Protocol):
     """What measures; a test's has no device."""
 
-    def measure(self, calls: Sequence[Callable[[], Any]], plan: Sequence[tuple[int, str]]) -> list[Sample]:
-        """One sample for each (index into ``calls``, condition) of ``plan``, made in that order."""
+    def warm_up(self, call: Callable[[], Any]) -> None:
+        """A first call, errors and compilation included."""
+
+    def measure(self, calls: Sequence[Callable[[], Any]], plan: Sequence[Planned]) -> list[Sample]:
+        """One sample for each item of ``plan``, made in that order."""
 
 
 class TimingFailed(Exception):
@@ -65,21 +81,25 @@ class KinetoTimer:
 
     def warm_up(self, call: Callable[[], Any]) -> None:
         """A first call, errors and compilation included, on the stream that will be measured."""
+        torch.cuda.synchronize(self.device)  # its operands are still being filled on the caller's stream
         with torch.cuda.stream(self._work):
             call()
         torch.cuda.synchronize(self.device)
 
-    def measure(self, calls: Sequence[Callable[[], Any]], plan: Sequence[tuple[int, str]]) -> list[Sample]:
+    def measure(self, calls: Sequence[Callable[[], Any]], plan: Sequence[Planned]) -> list[Sample]:
         events = self._profiled(lambda: self._issue(calls, plan))
-        return grouped(events, self._marker_stream, [self._marker_kernels[condition] for _, condition in plan])
+        counts = [self._marker_kernels[p.condition] + (p.rest_us > 0.0) for p in plan]
+        return grouped(events, self._marker_stream, counts)
 
-    def _issue(self, calls: Sequence[Callable[[], Any]], plan: Sequence[tuple[int, str]]) -> None:
-        for index, condition in plan:
+    def _issue(self, calls: Sequence[Callable[[], Any]], plan: Sequence[Planned]) -> None:
+        for planned in plan:
             with torch.cuda.stream(self._markers):
-                self._before[condition]()
+                if planned.rest_us > 0.0:
+                    torch.cuda._sleep(max(int(planned.rest_us * CYCLES_PER_US), 1))
+                self._before[planned.condition]()
             self._work.wait_stream(self._markers)
             with torch.cuda.stream(self._work):
-                calls[index]()
+                calls[planned.index]()
             self._markers.wait_stream(self._work)
 
     def _flush(self) -> None:
@@ -111,9 +131,9 @@ class KinetoTimer:
     def _profiled(self, issue: Callable[[], None]) -> list[DeviceEvent]:
         profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
         profiler.start()
-        inner = profiler.profiler
+        inner: Any = profiler.profiler
         # Only the raw events are wanted; building torch's own list of them takes longer than the measurement.
-        inner._parse_kineto_results = lambda _results: []
+        inner._parse_kineto_results = _no_events
         try:
             issue()
             torch.cuda.synchronize(self.device)
@@ -126,6 +146,10 @@ class KinetoTimer:
             if e.device_type() == kind and e.duration_ns() > 0
         ]
         return sorted(events, key=lambda e: e.start_ns)
+
+
+def _no_events(_results: Any) -> list[Any]:
+    return []
 
 
 @dataclass(frozen=True)

@@ -1,128 +1,240 @@
-"""A simulated step beside a measured one."""
+"""A simulated step beside a measured one, category by category, so that one sees which part is wrong."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeGuard
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from rich.console import Console
 
-from echo_hooks.errors import UsageError
-from echo_hooks.graph.files import read_json
-from echo_hooks.report.report import Report
-from echo_hooks.report.text import line, row, show, table
+from echo_hooks.compose.result import Breakdown
+from echo_hooks.graph.problems import rank_ranges
+from echo_hooks.report.measured import Measured, flat
+from echo_hooks.report.measured_trace import ATTENTION, COPIES, MATRIX, OTHER, SEND_RECV, MeasuredSteps
+from echo_hooks.report.report import Report, RoleReport
+from echo_hooks.report.text import heading, line, row, show, table
 
-
-@dataclass(frozen=True)
-class Measured:
-    """What a measured run says of itself: ``parts`` in ms by category, as far as known; peaks of the fullest rank."""
-
-    step_time_ms: float
-    parts: dict[str, float] = field(default_factory=dict)
-    peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
+SHOWN_ROLES = 4
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One quantity; None where a side does not know it."""
+    """One quantity; None where a side does not know it. ``section``: "step", "compute", "communication", "memory"."""
 
     name: str
     unit: str
     simulated: float | None
     measured: float | None
+    section: str = "step"
+
+    @property
+    def difference(self) -> float | None:
+        """Simulated minus measured."""
+        return None if self.simulated is None or self.measured is None else self.simulated - self.measured
 
     @property
     def error(self) -> float | None:
         """Simulated over measured, minus one."""
-        if self.simulated is None or not self.measured:
-            return None
-        return self.simulated / self.measured - 1
+        return None if self.simulated is None or not self.measured else self.simulated / self.measured - 1
 
 
-def read_measured(path: Path) -> Measured:
-    """Read a JSON object with ``step_time_ms`` (or ``step_ms``) and, where known, ``breakdown`` (as in report.json) and
-    ``ranks`` or ``roles`` with ``peak_allocated_bytes`` and ``peak_reserved_bytes``.
+@dataclass(frozen=True)
+class RoleComparison:
+    """One role: the simulated numbers are of its busiest rank, the measured ones means over ``ranks``."""
 
-    Raises UsageError for anything else, NotImplementedError for a profiler trace.
-    """
-    if path.name.endswith((".gz", ".pt.trace.json")):
-        raise NotImplementedError(f"{path}: comparing with a profiler trace is not built yet; {_FORM}")
-    value = read_json(path)
-    if "traceEvents" in value:
-        raise NotImplementedError(f"{path}: comparing with a profiler trace is not built yet; {_FORM}")
-    step = value.get("step_time_ms", value.get("step_ms"))
-    if not _is_number(step) or step <= 0:
-        raise UsageError(f"{path}: step_time_ms is {step!r}; {_FORM}")
-    return Measured(
-        step_time_ms=float(step),
-        parts=_measured_parts(path, value.get("breakdown")),
-        peak_allocated_bytes=_peak(value, "peak_allocated_bytes"),
-        peak_reserved_bytes=_peak(value, "peak_reserved_bytes"),
+    role: str
+    ranks: list[int]
+    rows: list[ComparisonRow]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``rows``: of the whole job. ``roles``: those of which a rank was traced. ``notes``: a sentence each."""
+
+    rows: list[ComparisonRow]
+    roles: list[RoleComparison] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rows": [_as_dict(entry) for entry in self.rows],
+            "roles": [
+                {"role": r.role, "ranks": r.ranks, "rows": [_as_dict(entry) for entry in r.rows]} for r in self.roles
+            ],
+            "notes": self.notes,
+        }
+
+
+def _as_dict(entry: ComparisonRow) -> dict[str, Any]:
+    return asdict(entry) | {"difference": entry.difference, "error": entry.error}
+
+
+def compare(report: Report, measured: Measured) -> Comparison:
+    """The step, its categories where both say something or the simulation does, peak memory."""
+    rows = [ComparisonRow("step time", "ms", report.step_time_ms, measured.step_time_ms)]
+    if not measured.traced:
+        simulated = flat(report.breakdown) if report.breakdown else {}
+        names = dict.fromkeys([*simulated, *measured.parts])
+        rows += [ComparisonRow(name, "ms", simulated.get(name), measured.parts.get(name)) for name in names]
+    rows += _memory_rows(report.roles, measured)
+    roles = [_role(role, measured) for role in report.roles if any(m.rank in role.ranks for m in measured.traced)]
+    notes = list(measured.notes)
+    strangers = [m.rank for m in measured.traced if not any(m.rank in role.ranks for role in report.roles)]
+    if strangers:
+        notes.append(f"ranks {rank_ranges(strangers)} were measured, but are none of the run's {report.world_size}")
+    return Comparison(rows, roles, notes)
+
+
+# ---- one role ----
+
+
+def _role(role: RoleReport, measured: Measured) -> RoleComparison:
+    ranks = [m for m in measured.traced if m.rank in role.ranks]
+    rows = [ComparisonRow("step time", "ms", role.step_time_ms, _mean([m.step_ms for m in ranks]))]
+    simulated = flat(role.breakdown) if role.breakdown else {}
+    flats = [_flat_ms(m.parts) for m in ranks]
+    names = dict.fromkeys([*simulated, *(name for parts in flats for name in parts)])
+    rows += [
+        ComparisonRow(name, "ms", simulated.get(name), _mean([parts.get(name, 0.0) for parts in flats]))
+        for name in names
+    ]
+    return RoleComparison(
+        role.name, [m.rank for m in ranks], [*rows, *_compute_rows(role, ranks), *_calls(role, ranks)]
     )
 
 
-_FORM = "give a JSON object with step_time_ms, and breakdown as in report.json where it is known"
+def _flat_ms(parts: Breakdown) -> dict[str, float]:
+    exposed = {name or "(unnamed group)": us / 1e3 for name, us in parts.exposed_communication_us.items()}
+    return flat(
+        {
+            "compute": parts.compute_us / 1e3,
+            "exposed_communication": exposed,
+            "bubble": parts.bubble_us / 1e3,
+            "waiting": parts.waiting_us / 1e3,
+            "host": parts.host_us / 1e3,
+        }
+    )
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+_CLASSES = {
+    "matrix product": MATRIX,
+    "attention": ATTENTION,
+    "copies to and from the device": COPIES,
+}
 
 
-def _measured_parts(path: Path, breakdown: Any) -> dict[str, float]:
-    if breakdown is None:
-        return {}
-    if isinstance(breakdown, dict):
-        exposed = breakdown.get("exposed_communication", {})
-        groups = exposed if isinstance(exposed, dict) else {"": exposed}
-        numbers = [v for k, v in breakdown.items() if k != "exposed_communication"] + list(groups.values())
-        if all(_is_number(v) for v in numbers):
-            return flat(breakdown)
-    raise UsageError(f"{path}: breakdown should be an object with milliseconds by category")
+def _compute_rows(role: RoleReport, ranks: list[MeasuredSteps]) -> list[ComparisonRow]:
+    simulated: dict[str, float] = dict.fromkeys((MATRIX, ATTENTION, OTHER, COPIES), 0.0)
+    for entry in role.compute:
+        simulated[_CLASSES.get(entry.name, OTHER)] += entry.time_ms
+    return [
+        ComparisonRow(
+            name,
+            "ms",
+            time if role.compute else None,
+            _mean([m.classes.get(name, 0.0) for m in ranks]),
+            "compute",
+        )
+        for name, time in simulated.items()
+    ]
 
 
-def _peak(value: dict[str, Any], key: str) -> int | None:
-    members = value.get("ranks") or value.get("roles")
-    members = members if isinstance(members, list) else [value]
-    sizes = [m[key] for m in members if isinstance(m, dict) and _is_number(m.get(key))]
-    return int(max(sizes)) if sizes else None
-
-
-def flat(breakdown: dict[str, Any]) -> dict[str, float]:
-    """The breakdown of report.json as one level, exposed communication by group and in all."""
-    parts: dict[str, float] = {}
-    if "compute" in breakdown:
-        parts["compute"] = breakdown["compute"]
-    exposed = breakdown.get("exposed_communication")
-    if isinstance(exposed, dict):
-        parts["exposed communication"] = sum(exposed.values())
-        parts |= {f"exposed {name}": exposed[name] for name in sorted(exposed)}
-    elif exposed is not None:
-        parts["exposed communication"] = exposed
-    return parts | {name: breakdown[name] for name in ("bubble", "waiting", "host") if name in breakdown}
-
-
-def compare(report: Report, measured: Measured) -> list[ComparisonRow]:
-    """Row by row: the step, its categories where both say something or the simulation does, peak memory."""
-    simulated = flat(report.breakdown) if report.breakdown else {}
-    rows = [ComparisonRow("step time", "ms", report.step_time_ms, measured.step_time_ms)]
-    names = dict.fromkeys([*simulated, *measured.parts])
-    rows += [ComparisonRow(name, "ms", simulated.get(name), measured.parts.get(name)) for name in names]
-    for name, size in (("allocated", measured.peak_allocated_bytes), ("reserved", measured.peak_reserved_bytes)):
-        if size is not None and report.roles:
-            highest = max(getattr(role, f"peak_{name}_bytes") for role in report.roles)
-            rows.append(ComparisonRow(f"peak {name}", "GiB", highest / (1 << 30), size / (1 << 30)))
+def _calls(role: RoleReport, ranks: list[MeasuredSteps]) -> list[ComparisonRow]:
+    """Moving and waiting of each operation of each group. Sends and receives are one row, as NCCL runs them in one
+    kernel: of the simulated two the longer."""
+    simulated: dict[tuple[str, str], tuple[float, float, float]] = {}
+    for entry in role.communication:
+        key = (entry.group, SEND_RECV if entry.operation in ("send", "recv") else entry.operation)
+        before = simulated.get(key, (0.0, 0.0, 0.0))
+        values = (entry.calls, entry.time_ms, entry.waiting_ms)
+        join = max if key[1] == SEND_RECV else float.__add__
+        simulated[key] = tuple(join(float(a), float(b)) for a, b in zip(before, values))  # type: ignore[assignment]
+    keys = dict.fromkeys([*simulated, *(key for m in ranks for key in m.communication)])
+    rows = []
+    for group, operation in sorted(keys):
+        label = f"{operation} {group}".rstrip()
+        found = [m.communication.get((group, operation)) for m in ranks]
+        ours = simulated.get((group, operation), (0.0, 0.0, 0.0))
+        theirs = [
+            _mean([0.0 if f is None else getattr(f, name) for f in found])
+            for name in ("calls", "time_ms", "waiting_ms")
+        ]
+        for place, (what, unit) in enumerate((("calls", ""), ("moving", "ms"), ("waiting", "ms"))):
+            rows.append(ComparisonRow(f"{label}, {what}", unit, ours[place], theirs[place], "communication"))
     return rows
 
 
-def print_comparison(rows: list[ComparisonRow], console: Console) -> None:
-    """The rows as a table, with the error of the simulation relative to the measurement."""
-    cells = table("", "", "simulated", "measured", "difference", left=2)
-    for entry in rows:
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+# ---- memory ----
+
+
+def _memory_rows(roles: list[RoleReport], measured: Measured) -> list[ComparisonRow]:
+    """Of the fullest rank, and with several roles of each that was measured."""
+    rows = []
+    for name in ("allocated", "reserved"):
+        sizes: dict[int, int] = getattr(measured, f"peak_{name}_bytes")
+        if not sizes or not roles:
+            continue
+        highest = max(getattr(role, f"peak_{name}_bytes") for role in roles)
+        rows.append(_gib(f"peak {name}", highest, max(sizes.values())))
+        for role in roles if len(roles) > 1 else []:
+            own = [size for rank, size in sizes.items() if rank in role.ranks]
+            if own:
+                rows.append(_gib(f"peak {name}, {role.name}", getattr(role, f"peak_{name}_bytes"), max(own)))
+    return rows
+
+
+def _gib(name: str, simulated: int, measured: int) -> ComparisonRow:
+    return ComparisonRow(name, "GiB", simulated / (1 << 30), measured / (1 << 30), "memory")
+
+
+# ---- in print ----
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """The rows as tables, with the difference in the row's unit and relative to the measurement."""
+    _print_rows(comparison.rows, console)
+    for role in comparison.roles[:SHOWN_ROLES]:
+        ranks = (
+            f"measured rank {role.ranks[0]}" if len(role.ranks) == 1 else f"measured ranks {rank_ranges(role.ranks)}"
+        )
+        heading(console, f"One step of {role.role} ({ranks})")
+        _print_rows(role.rows, console)
+    if len(comparison.roles) > SHOWN_ROLES:
+        line(console, f"{len(comparison.roles) - SHOWN_ROLES} more roles with --json")
+    known = [entry for entry in comparison.rows[1:] if entry.section != "memory" and entry.measured is not None]
+    if not comparison.roles and not known:
+        line(console, "the measured side states the step alone: where a difference comes from cannot be told")
+    for note in comparison.notes:
+        line(console, f"note: {note}")
+
+
+def _print_rows(rows: list[ComparisonRow], console: Console) -> None:
+    cells = table("", "", "simulated", "measured", "difference", "", left=2)
+    for entry in _worth_printing(rows):
         values = ["-" if v is None else f"{v:.2f}" for v in (entry.simulated, entry.measured)]
-        row(cells, entry.name, entry.unit, *values, "-" if entry.error is None else f"{100 * entry.error:+.1f} %")
+        gap = "-" if entry.difference is None else f"{entry.difference:+.2f}"
+        row(cells, entry.name, entry.unit, *values, gap, "-" if entry.error is None else f"{100 * entry.error:+.1f} %")
     show(console, cells)
-    if all(entry.measured is None for entry in rows[1:]):
-        line(console, "the measured file states the step alone: where a difference comes from cannot be told")
+
+
+def _worth_printing(rows: list[ComparisonRow]) -> list[ComparisonRow]:
+    """Without groups and operations that take no time on either side."""
+    busy = {
+        _subject(entry)
+        for entry in rows
+        if entry.unit != "" and max(entry.simulated or 0, entry.measured or 0) >= 0.005
+    }
+    return [
+        entry
+        for entry in rows
+        if _subject(entry) in busy or not (entry.section == "communication" or entry.name.startswith("exposed "))
+    ]
+
+
+def _subject(entry: ComparisonRow) -> str:
+    return entry.name.rpartition(", ")[0] or entry.name

@@ -19,7 +19,7 @@ from echo_hooks.graph.problems import Problem
 from echo_hooks.graph.program import Kind
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import Run
-from echo_hooks.report.activity import CommunicationRow, communication_rows
+from echo_hooks.report.activity import CommunicationRow, ComputeRow, communication_rows, compute_by_class
 from echo_hooks.report.quantities import bytes_text, ranks_text
 from echo_hooks.report.utilisation import utilisation
 
@@ -39,6 +39,7 @@ class RoleReport:
     """One role. ``breakdown`` and ``communication`` are those of ``busiest_rank``, the role's rank with the most work.
 
     ``proven``: ranks that were traced and found equal; the rest of ``ranks`` is assumed equal, for the reason ``why``.
+    ``compute``: kernel time by class of operation, of the same rank.
     ``extra_bytes``: device memory that no tensor holds, by name. ``fits``: peak_reserved_bytes and extra_bytes together
     are within ``capacity_bytes``. ``slowdown``: ms per step by which the "kernels" and the "communication" of
     ``busiest_rank`` take longer than each alone, because they run together or share links; the kernels' is within the
@@ -62,6 +63,7 @@ class RoleReport:
     busiest_rank: int | None = None
     breakdown: dict[str, Any] | None = None
     communication: list[CommunicationRow] = field(default_factory=list)
+    compute: list[ComputeRow] = field(default_factory=list)
     slowdown: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -76,7 +78,8 @@ class Report:
     ``breakdown``: of the critical rank, parts that sum to its step. ``evidence``: share of the critical path (0 to 1)
     by kind of truth. ``assumptions``: ``kind``, ``value``, ``site``, ``count``, ``ranks`` (traced ranks it was seen
     on); what Echo has to say about its own numbers is there too, as kind "note". ``problems``: ``kind``, ``message``,
-    ``ranks``, ``site``. ``timings``: seconds of real time.
+    ``ranks``, ``site``. ``timings``: seconds of real time. ``moe``: with --moe-skew its ``skew`` and the figures of a
+    ``balanced`` load of experts (``step_time_ms``, ``peak_reserved_bytes``), the other end of the range.
     """
 
     format: int
@@ -94,6 +97,7 @@ class Report:
     assumptions: list[dict[str, Any]]
     problems: list[dict[str, Any]]
     timings: dict[str, float]
+    moe: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -143,6 +147,7 @@ def build_report(run: Run, composition: Composition, cluster: Cluster, *, timing
             "compose": composition.seconds,
             **timings,
         },
+        moe=run.manifest["moe"] if isinstance(run.manifest.get("moe"), dict) else None,
     )
 
 
@@ -193,6 +198,7 @@ def _role_report(run: Run, role: Role, composition: Composition, cluster: Cluste
         report.breakdown = _breakdown_ms(busiest.breakdown)
         report.slowdown = _slowdown_ms(busiest, trace.steps)
         report.communication = communication_rows(busiest, trace.ops, run.groups, trace.steps)
+        report.compute = compute_by_class(busiest, trace.ops, trace.steps)
     return report
 
 
@@ -285,7 +291,13 @@ def read_report(path: Path) -> Report:
         raise UsageError(f"{path}: format {value.get('format')!r}, this Echo reads {REPORT_FORMAT}")
     try:
         roles = [
-            RoleReport(**{**role, "communication": [CommunicationRow(**row) for row in role["communication"]]})
+            RoleReport(
+                **{
+                    **role,
+                    "communication": [CommunicationRow(**row) for row in role["communication"]],
+                    "compute": [ComputeRow(**row) for row in role.get("compute", [])],
+                }
+            )
             for role in value["roles"]
         ]
         report = Report(**{f.name: value[f.name] for f in fields(Report)} | {"roles": roles})

@@ -30,7 +30,8 @@ MAX_UNPACKED_BYTES = 4 << 30
 MAX_ROWS = 5_000_000
 
 CONDITIONS = ("cold", "warm", "loaded")
-"""Operands not in the last cache; left there by the call before; and as cold, on a device kept busy with products."""
+"""Operands out of the last cache on a rested device; left in the cache by the call before; out of the cache on a device
+kept busy with matrix products, at the clock that its power limit leaves it."""
 
 
 @dataclass(frozen=True)
@@ -155,16 +156,20 @@ def read_database(path: Path) -> Database:
 
 def _measurements(path: Path, table: pa.Table) -> Iterator[Measurement]:
     columns = {name: table[name].to_pylist() for name in (*_TEXTS, *_NUMBERS)}
+    kernels = {text: _kernel_names(text) for text in set(columns["kernel_names"])}
     for i, signature in enumerate(signatures_of(table)):
         values: dict[str, Any] = {name: column[i] for name, column in columns.items()}
-        names = tuple((str(name), int(count)) for name, count in json.loads(values.pop("kernel_names")))
-        row = Measurement(signature, kernel_names=names, **values)
+        row = Measurement(signature, **{**values, "kernel_names": kernels[values["kernel_names"]]})
         times = (row.p10_us, row.median_us, row.p90_us, row.busy_us)
         if not all(isfinite(t) and t >= 0 for t in times) or not row.p10_us <= row.median_us <= row.p90_us:
             raise UsageError(f"{path}: row {i} ({signature.name}): its times are no times {times}")
         if row.condition not in CONDITIONS or row.samples < 1 or row.kernels < 0:
             raise UsageError(f"{path}: row {i} ({signature.name}): condition, samples or kernels make no sense")
         yield row
+
+
+def _kernel_names(text: str) -> tuple[tuple[str, int], ...]:
+    return tuple((str(name), int(count)) for name, count in json.loads(text))
 
 
 def merge(databases: Iterable[Database]) -> Database:

@@ -70,7 +70,8 @@ def made_up(out: torch.Tensor, answer: int | None, generator: torch.Generator | 
             out.fill_(value)
             return value
         if out.dtype.itemsize == 1:  # no float8 kernel draws numbers
-            out.copy_(torch.zeros((), dtype=torch.float32, device=out.device).to(out.dtype))
-            return 0
+            wide = torch.ops.aten.empty_like.default(out, dtype=torch.float32)
+            out.copy_(wide.normal_(0, RECEIVED_STD, generator=generator))
+            return f"N(0, {RECEIVED_STD})"
         out.normal_(0, RECEIVED_STD, generator=generator)
         return f"N(0, {RECEIVED_STD})"

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from echo_hooks.errors import EchoError, ScriptError
+from echo_hooks.errors import EchoError, ExecuteFailed, ScriptError
 from echo_launch.processes import kill_group
 
 TRACER = "echo_hooks.session"
@@ -42,11 +42,15 @@ class LocalPool:
     """Traces ranks of one job on this machine; the caller decides how many at once.
 
     ``job``: the fields of echo_hooks.session.Job. ``tracer``: the module that has Job and Tracer. ``shown_rank``: the
-    rank whose output is not logged but shown (-1: none), its standard output on the descriptor ``stdout``. A context
-    manager; leaving it ends the server and everything below it.
+    rank whose output is not logged but shown (-1: none), its standard output on the descriptor ``stdout``. ``gpu``:
+    what the ranks may see of this machine's accelerators (CUDA_VISIBLE_DEVICES). A context manager; leaving it ends
+    the server and everything below it.
     """
 
-    def __init__(self, job: dict[str, Any], *, tracer: str = TRACER, shown_rank: int = 0, stdout: int = 1):
+    def __init__(
+        self, job: dict[str, Any], *, tracer: str = TRACER, shown_rank: int = 0, stdout: int = 1, gpu: str = ""
+    ):
+        self._gpu = gpu
         self._settings = {"job": job, "tracer": tracer, "shown_rank": shown_rank, "versions_of": 0}
         self._stdout = stdout
         self._process: subprocess.Popen | None = None
@@ -79,7 +83,7 @@ class LocalPool:
                 stdin=subprocess.DEVNULL,
                 stdout=self._stdout,
                 pass_fds=ends,
-                env=_environment(),
+                env=_environment(self._gpu),
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which then ends the server in order
             )
         finally:
@@ -90,6 +94,8 @@ class LocalPool:
         if answer["event"] == "failed":
             if answer["traceback"]:
                 raise ScriptError(answer["message"], -1, answer["traceback"])
+            if answer.get("execute"):
+                raise ExecuteFailed(answer["message"])
             error = EchoError(answer["message"])
             error.exit_status = answer["status"]
             raise error
@@ -156,10 +162,10 @@ class LocalPool:
         return ScriptError(f"the process that traces the ranks {how}", -1)
 
 
-def _environment() -> dict[str, str]:
-    """The launcher's own, with this machine's accelerators hidden and threads as torchrun sets them."""
+def _environment(gpu: str) -> dict[str, str]:
+    """The launcher's own, with accelerators other than ``gpu`` hidden and threads as torchrun sets them."""
     environment = dict(os.environ)
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        environment[name] = ""
+        environment[name] = gpu
     environment.setdefault("OMP_NUM_THREADS", "1")  # torchrun does the same for more than one process a node
     return environment

@@ -19,7 +19,9 @@ from echo_hooks.graph.groups import GroupTable
 from echo_hooks.graph.problems import rank_ranges
 
 BUDGET = 12
-"""Spot checks stop at this many traced ranks; classes without a traced rank are never given up."""
+"""Spot checks stop at this many traced ranks; classes without a traced rank are never given up, and where there are
+more classes than this, one check is made all the same: the last rank of the first class, whose place differs on most
+axes (in Megatron's layout, not the root of its TP group)."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Schedule:
             chosen = [(rank_class, self._representative(rank_class, view)) for rank_class in missing]
             chosen.sort(key=lambda item: (item[0].places, item[1]))  # pipeline order: a stage hears from the one before
             return Wave(tuple((rank, _reason(c)) for c, rank in chosen), in_order=view.hands_on)
-        left = max(BUDGET, len(view.classes)) - len(facts)
+        left = max(BUDGET, len(view.classes) + 1) - len(facts)
         checks = self._checks(facts, view)
         return Wave(tuple(checks[:left])) if checks and left > 0 else None
 

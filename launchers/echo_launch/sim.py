@@ -10,7 +10,8 @@ from pathlib import Path
 
 from echo_hooks.errors import EchoError
 from echo_launch import sim_models, sim_network, sim_overlap, sim_profile, sim_run
-from echo_launch.variations import JITTER_HELP, OVERLAP_HELP, SLOW_NODE_HELP, SLOW_RANK_HELP
+from echo_launch.timing import PROFILES_HELP, TIMING_HELP
+from echo_launch.variations import HOST_SPEED_HELP, JITTER_HELP, OVERLAP_HELP, SLOW_NODE_HELP, SLOW_RANK_HELP
 
 _DESCRIPTION = """Ask a traced run (a directory that echo-launch --simulate left) for its report, timeline and memory,
 compose it for another cluster, or ask the hardware and network models by themselves."""
@@ -88,9 +89,12 @@ def _add_run_commands(commands) -> None:
     )
     compose.add_argument("-o", "--output", type=Path, metavar="DIR", help="write report and timeline to DIR")
     compose.add_argument("--calibration", metavar="FILE", help="of the network, from echo-sim calibrate")
+    compose.add_argument("--timing", default="auto", choices=("auto", "profile", "model"), help=TIMING_HELP)
+    compose.add_argument("--profiles", action="append", type=Path, metavar="FILE", help=PROFILES_HELP)
     compose.add_argument("--overlap", metavar="FILE|formula|none", help=OVERLAP_HELP)
     compose.add_argument("--unfolded", action="store_true", help="simulate every rank by itself (slow, same times)")
     compose.add_argument("--jitter", metavar="SIGMA", help=JITTER_HELP)
+    compose.add_argument("--host-speed", metavar="FACTOR", help=HOST_SPEED_HELP)
     compose.add_argument("--slow-node", action="append", metavar="NODE=FACTOR", help=SLOW_NODE_HELP)
     compose.add_argument("--slow-rank", action="append", metavar="RANK=FACTOR", help=SLOW_RANK_HELP)
     compose.add_argument("--seed", type=int, default=0, help="of the band's random numbers (default: 0)")
@@ -98,7 +102,14 @@ def _add_run_commands(commands) -> None:
 
     compare = _command(commands, "compare", sim_run.compare, "a simulated step beside a measured one")
     _add_run(compare)
-    compare.add_argument("measured", type=Path, metavar="MEASURED", help="JSON with step_time_ms; a breakdown if known")
+    compare.add_argument(
+        "measured",
+        type=Path,
+        nargs="+",
+        metavar="MEASURED",
+        help="record of a real run, traces of torch.profiler (files or a directory), or JSON with step_time_ms",
+    )
+    compare.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def _add_model_commands(commands) -> None:

@@ -1,4 +1,4 @@
-"""echo-sim profile: record, merge, show and check databases of measured operations."""
+"""echo-sim profile: record, merge, show, check and learn from databases of measured operations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,14 @@ from echo_hooks.report.quantities import percent_text
 from echo_hooks.report.text import heading, line, row, show, table
 from echo_hooks.timing import estimate
 from echo_hooks.timing.classes import op_class
-from echo_hooks.timing.database import Database, key_of, merge, read_database, write_database
+from echo_hooks.timing.database import CONDITIONS, Database, key_of, merge, read_database, write_database
+from echo_hooks.timing.learned import save_model
+from echo_hooks.timing.training import HeldOut, hold_out, trained, usable
 
 
 def add_commands(commands: Any) -> None:
     """`echo-sim profile ACTION`."""
-    profile = commands.add_parser("profile", help="databases of measured operations: record, merge, show, check")
+    profile = commands.add_parser("profile", help="databases of measured operations: record, merge, show, check, train")
     actions = profile.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     recorder = _action(actions, "record", record, "measure operations on this machine's GPU into a database")
@@ -47,6 +50,9 @@ def add_commands(commands: Any) -> None:
         "-o", "--output", type=Path, required=True, metavar="FILE", help="FILE.parquet; one that exists is added to"
     )
     recorder.add_argument("--budget-s", type=float, default=float("inf"), metavar="SECONDS", help="stop in time")
+    recorder.add_argument(
+        "--conditions", default="cold,warm,loaded", metavar="LIST", help="only these (default: %(default)s)"
+    )
     recorder.add_argument("--device", default="cuda:0", help="default: %(default)s")
     recorder.add_argument("--seed", type=int, default=0, help="of the random operands (default: 0)")
 
@@ -58,6 +64,15 @@ def add_commands(commands: Any) -> None:
     shower.add_argument("file", type=Path, metavar="FILE")
     shower.add_argument("--op", metavar="NAME", help="the measurements of one operation, such as mm")
     shower.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+    checker = _action(actions, "check", check_file, "whether a database is sound, and how well a model learns from it")
+    checker.add_argument("file", type=Path, metavar="FILE")
+    checker.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+    trainer = _action(actions, "train", train_file, "learn a model from a database, with its error on withheld shapes")
+    trainer.add_argument("file", type=Path, metavar="FILE")
+    trainer.add_argument("-o", "--output", type=Path, required=True, metavar="NAME", help="NAME.ubj and NAME.json")
+    trainer.add_argument("--seed", type=int, default=0, help="of the trees and the withheld shapes (default: 0)")
 
 
 def _action(actions: Any, name: str, function: Any, text: str) -> argparse.ArgumentParser:
@@ -80,6 +95,9 @@ def record(arguments: argparse.Namespace) -> int:
 
     if not arguments.sources and arguments.grid is None:
         raise UsageError("nothing to measure: name run directories, or --grid training")
+    conditions = arguments.conditions.split(",")
+    if not set(conditions) <= set(CONDITIONS):
+        raise UsageError(f"--conditions {arguments.conditions}: known are {', '.join(CONDITIONS)}")
     if arguments.budget_s <= 0:
         raise UsageError(f"--budget-s {arguments.budget_s:g}: a number above 0 is needed")
     database = read_database(arguments.output) if arguments.output.exists() else Database()
@@ -125,6 +143,7 @@ def record(arguments: argparse.Namespace) -> int:
             database,
             arguments.budget_s,
             say=lambda sentence: print(sentence, file=sys.stderr, flush=True),
+            conditions=conditions,
         )
         done = recorder.record(wanted)
     except Fatal as error:
@@ -255,6 +274,59 @@ def _by_class(database: Database) -> dict[str, list]:
         found = op_class(measurement.signature.name)
         classes.setdefault(found.name if found is not None else "unknown", []).append(measurement)
     return dict(sorted(classes.items()))
+
+
+# ---- check and train ----
+
+NOISY_SPREAD = 0.2
+"""P10 to P90 over the median from which a measurement is called noisy."""
+
+
+def check_file(arguments: argparse.Namespace) -> int:
+    """`echo-sim profile check`."""
+    database = read_database(arguments.file)
+    noisy = [r for r in database.rows if r.p90_us - r.p10_us > NOISY_SPREAD * r.median_us]
+    errors = {a.name: hold_out(usable(database, a), a) for a in _accelerators(database) if usable(database, a)}
+    if arguments.json:
+        found = {name: [asdict(e) for e in held] for name, held in errors.items()}
+        print(json.dumps({**_summary(database), "noisy": len(noisy), "hold_out": found}, indent=1, allow_nan=False))
+        return 0
+    console = Console()
+    line(console, f"{arguments.file}: {len(database.rows)} measurements, all of them sound")
+    line(console, f"{len(noisy)} with a spread (P10 to P90) of more than {NOISY_SPREAD:.0%} of their median")
+    for name, held in errors.items():
+        heading(console, f"{name}: mean absolute error on withheld shapes (half of each class; three draws)")
+        _print_errors(held, console)
+    if not errors:
+        line(console, "no device of a known accelerator: nothing can be learned from it")
+    return 0
+
+
+def train_file(arguments: argparse.Namespace) -> int:
+    """`echo-sim profile train`."""
+    database = read_database(arguments.file)
+    accelerators = _accelerators(database)
+    if len(accelerators) != 1:
+        names = ", ".join(a.name for a in accelerators) or "none"
+        raise UsageError(f"{arguments.file}: measurements of one known accelerator are needed, it has {names}")
+    model = trained(database, accelerators[0], arguments.seed)
+    save_model(model, arguments.output)
+    _print_errors([HeldOut(**e) for e in model.about["hold_out"]], Console())
+    print(f"{arguments.output}.ubj and .json: learned for {', '.join(sorted(model.classes))}")
+    return 0
+
+
+def _print_errors(held: Sequence[HeldOut], console: Console) -> None:
+    cells = table("class", "ops", "shapes", "roofline", "learned", "used", left=1)
+    for e in held:
+        used = "learned" if e.better else "roofline"
+        row(cells, e.name, str(e.operations), str(e.shapes), percent_text(e.roofline), percent_text(e.learned), used)
+    show(console, cells)
+
+
+def _accelerators(database: Database) -> list[Accelerator]:
+    products = {r.device for r in database.rows}
+    return [a for a in map(load_accelerator, accelerator_names()) if a.product in products]
 
 
 def _summary(database: Database) -> dict[str, Any]:

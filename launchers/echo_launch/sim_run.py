@@ -14,20 +14,22 @@ from echo_hooks.errors import UsageError
 from echo_hooks.graph.files import atomic_write
 from echo_hooks.graph.problems import BROKEN_PLAN
 from echo_hooks.graph.roles import Role
-from echo_hooks.graph.rundir import Run, read_run
+from echo_hooks.graph.rundir import Run, read_groups, read_run
 from echo_hooks.hardware.cluster import Cluster, load_cluster
 from echo_hooks.network.calibration import load_calibration
 from echo_hooks.overlap.slowdowns import checked
 from echo_hooks.report.comparison import compare as compare_with
-from echo_hooks.report.comparison import print_comparison, read_measured
+from echo_hooks.report.comparison import print_comparison
 from echo_hooks.report.files import write_files
+from echo_hooks.report.measured import read_measured
 from echo_hooks.report.memory import print_memory
 from echo_hooks.report.perfetto import write_perfetto
 from echo_hooks.report.quantities import bytes_text, duration_text, percent_text
 from echo_hooks.report.report import PERFETTO_FILE, REPORT_FILE, Report, read_report
 from echo_hooks.report.terminal import print_report
 from echo_hooks.report.text import line, row, show, table
-from echo_launch.variations import parse_jitter, parse_slow
+from echo_launch.timing import parse_profiles
+from echo_launch.variations import parse_host_speed, parse_jitter, parse_slow
 
 if TYPE_CHECKING:
     from echo_hooks.analysis import Analysis
@@ -74,10 +76,11 @@ def compose(arguments: argparse.Namespace) -> int:
     clusters = arguments.cluster
     if arguments.output is not None and len(clusters) > 1:
         raise UsageError(f"-o {arguments.output}: one directory holds one cluster's report; {len(clusters)} were given")
-    jitter = parse_jitter(arguments.jitter)
+    jitter, host_speed = parse_jitter(arguments.jitter), parse_host_speed(arguments.host_speed)
     if arguments.seed < 0:
         raise UsageError(f"--seed {arguments.seed}: a whole number from 0 is needed")
     calibration = load_calibration(arguments.calibration) if arguments.calibration else None
+    profiles = parse_profiles(arguments.timing, arguments.profiles)
     overlap = checked(arguments.overlap)
     reports = []
     for text in clusters:
@@ -91,7 +94,10 @@ def compose(arguments: argparse.Namespace) -> int:
             slow_ranks=slow,
             jitter=jitter,
             seed=arguments.seed,
+            host_speed=host_speed,
             calibration=calibration,
+            timing=arguments.timing,
+            profiles=profiles,
             overlap=overlap,
         )
         reports.append(analysis.report)
@@ -108,9 +114,13 @@ def compose(arguments: argparse.Namespace) -> int:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """`echo-sim compare RUN MEASURED`."""
+    """`echo-sim compare RUN MEASURED...`."""
     found = _report_of(arguments.run)
-    print_comparison(compare_with(found, read_measured(arguments.measured)), Console())
+    comparison = compare_with(found, read_measured(arguments.measured, read_groups(arguments.run)))
+    if arguments.json:
+        print(json.dumps(comparison.to_dict(), indent=1, allow_nan=False))
+    else:
+        print_comparison(comparison, Console())
     return 0
 
 

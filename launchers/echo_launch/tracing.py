@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from echo_hooks.compose.roles import RankFacts, rank_facts
-from echo_hooks.errors import EchoError, NothingSimulated, ScriptError
+from echo_hooks.errors import EchoError, ExecuteFailed, NothingSimulated, ScriptError
 from echo_hooks.graph.groups import GroupTable
 from echo_hooks.graph.merge import match_groups, renumber_groups
 from echo_hooks.graph.rundir import read_trace, write_trace
@@ -203,6 +203,8 @@ def _error(result: Result, directory: Path) -> EchoError:
         error = EchoError(result.message)
         error.exit_status = result.status
         return error
+    if result.outcome == "execute_failed":
+        return ExecuteFailed(result.message)
     message = result.message
     if result.outcome == "crashed" and (tail := _log_tail(log_path(directory, result.rank))):
         message += f"; the end of its output:\n{tail}"

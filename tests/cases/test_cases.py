@@ -58,7 +58,7 @@ def test_case(script, here, capfd):
 def test_every_kind_of_failure_has_a_case():
     assert {path.stem for path in SCRIPTS} >= {
         "mismatch_bare", "mismatch_in_loop", "raises_on_rank_5", "no_optimizer", "unanswered_flag",
-        "one_rank_never_trains", "skips_a_collective", "unpaired_send",
+        "one_rank_never_trains", "skips_a_collective", "unpaired_send", "fails_after_mismatch",
     }  # fmt: skip
 
 
@@ -107,6 +107,9 @@ def test_megatron_refuses_a_layout_in_its_own_words(here, capfd):
     assert main(["--simulate", "--world-size", "96", "--quiet", str(EXAMPLES / "train_mcore.py"), *words]) == 1
     err = capfd.readouterr().err
     assert "world_size (96) is not divisible by" in err
+    line = next(line for line in err.splitlines() if line.startswith("layout: "))
+    assert "world 96 is no multiple of TP 7 x PP 12 x CP 1 = 84; nearest legal: TP 8 (96 = TP 8 x PP 12" in line
+    assert err.index(line) < err.index("Traceback")
     assert "echo-launch: rank 0: RuntimeError:" in err and "Traceback" in err
 
 

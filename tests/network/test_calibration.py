@@ -26,6 +26,7 @@ from echo_hooks.network.sweep_files import read_sweeps
 from echo_hooks.network.sweeps import Sweep
 
 ECHO = Path(__file__).parent / "data" / "echo"
+SWEEP = Path(__file__).parents[2] / "bench" / "results" / "nccl_sweep_h200x2.csv"
 ECHO_VERSION = "2.18.3"  # assumed: the logs do not say it
 A100 = load_cluster("a100-40gb:2x8")
 H100 = load_cluster("h100-sxm:1x8")
@@ -68,6 +69,16 @@ def test_what_the_data_do_not_say_stays_at_its_prior():
     assert fitted.scalings["node", "ring", "simple", ""].net_hop == 1.0
     assert "net_hop" not in fitted.support["node", "ring", "simple", ""].identified
     assert ("node", "nvls", "simple", "") not in fitted.scalings
+
+
+def test_kernel_times_of_every_operation_and_protocol_are_predicted_at_sizes_between():
+    """Two H200, bench/gpu/nccl_sweep.py; every other size from the rest, and from NCCL's own numbers alone."""
+    cluster, sweeps = load_cluster("h200-sxm:1x2"), read_sweeps(SWEEP)
+    assert {s.clock for s in sweeps} == {"kernel"}
+    some = [dataclasses.replace(s, points=s.points[::2]) for s in sweeps]
+    rest = [dataclasses.replace(s, points=s.points[1::2]) for s in sweeps]
+    assert mean_errors(compare(rest, cluster, fit(some, cluster).calibration))["all sizes"] < 0.05
+    assert mean_errors(compare(sweeps, cluster, Calibration()))["all sizes"] < 0.25
 
 
 def test_outliers_do_not_move_a_fit():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -18,6 +19,8 @@ from echo_hooks.network.sharing import max_min_rates
 
 KI, MI, GI = 1 << 10, 1 << 20, 1 << 30
 H100 = load_cluster("h100-sxm:4x8")
+WIDE = CommunicationModel(load_cluster("h100-sxm:24x8"), calibration=Calibration())
+WIDE_CALIBRATED = CommunicationModel(load_cluster("h100-sxm:24x8"))
 MODEL = CommunicationModel(H100, calibration=Calibration())  # NCCL's own numbers, so that hands can follow
 CALIBRATED = CommunicationModel(H100)
 GROUPS = {
@@ -90,6 +93,30 @@ def test_more_nodes_are_never_faster(name, per_node):
         if len(ranks) > 1:
             assert all(now >= then * (1 - 1e-9) for now, then in zip(durations, before))
             before = durations
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    name=st.sampled_from(COLLECTIVES),
+    few=st.integers(1, 12),
+    more=st.integers(1, 12),
+    per_node=st.integers(1, 8),
+    size=st.integers(0, 33).map(lambda k: 1 << k),
+)
+def test_any_number_of_nodes_more_is_never_faster(name, few, more, per_node, size):
+    a, b = (tuple(8 * n + i for n in range(nodes) for i in range(per_node)) for nodes in (few, few + more))
+    if len(a) > 1:
+        for model in (WIDE, WIDE_CALIBRATED):
+            assert costs_of(model, name, b, [size])[0] >= costs_of(model, name, a, [size])[0] * (1 - 1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(name=st.sampled_from(COLLECTIVES), ranks=st.sampled_from([4, 8]), size=st.integers(0, 33).map(lambda k: 1 << k))
+def test_the_same_ranks_on_more_nodes_are_never_faster(name, ranks, size):
+    for model in (WIDE, WIDE_CALIBRATED):
+        spread = [tuple(8 * (i * nodes // ranks) + i % (ranks // nodes) for i in range(ranks)) for nodes in (1, 2, 4)]
+        durations = [costs_of(model, name, group, [size])[0] for group in spread]
+        assert all(now >= then * (1 - 1e-9) for then, now in itertools.pairwise(durations))
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)

@@ -29,8 +29,8 @@ class FakeTimer:
 
     def measure(self, calls, plan):
         self.batches.append(len(calls))
-        for index, _ in plan:
-            calls[index]()
+        for planned in plan:
+            calls[planned.index]()
         return [Sample(float(i + 1), float(i + 1), ("memset", "gemm")) for i in range(len(plan))]
 
 
@@ -63,14 +63,13 @@ def test_every_operation_gets_its_conditions(tmp_path):
     assert (done.wanted, done.measured, done.skipped) == (3, 2, 1)
     rows = read_database(path).rows
     assert [(r.signature.name, r.condition, r.samples) for r in rows] == [
-        ("aten.mm.default", "cold", 7),
-        ("aten.mm.default", "warm", 6),  # the first is not warm yet
+        ("aten.mm.default", "cold", 4),
         ("aten.mm.default", "loaded", 7),
         ("aten.add.Tensor", "cold", 7),
-        ("aten.add.Tensor", "warm", 6),
+        ("aten.add.Tensor", "warm", 6),  # the first is not warm yet
     ]
     cold = rows[0]
-    assert cold.median_us == 4.0 and cold.p10_us == pytest.approx(1.6) and cold.p90_us == pytest.approx(6.4)
+    assert cold.median_us == 2.5 and cold.p10_us == pytest.approx(1.3) and cold.p90_us == pytest.approx(3.7)
     assert cold.kernels == 2 and cold.kernel_names == (("memset", 1), ("gemm", 1))
     assert cold.device == "NVIDIA Test" and cold.versions == ("2.11.0", "13.0", "91900")
 
@@ -89,7 +88,7 @@ def test_the_budget_ends_a_recording_with_what_there_is(tmp_path):
     many = [op(aten.mm.default, torch.ones(n, 8), torch.ones(8, 8)) for n in range(1, 20)]
     done = recorder(tmp_path / "p.parquet", budget_s=30.0, clock=lambda: float(next(times))).record(many)
     assert 0 < done.measured < len(many)
-    assert len(read_database(tmp_path / "p.parquet").rows) == 3 * done.measured
+    assert len(read_database(tmp_path / "p.parquet").rows) == 2 * done.measured
 
 
 def test_what_fails_is_listed_and_not_tried_again(tmp_path):
@@ -102,7 +101,9 @@ def test_what_fails_is_listed_and_not_tried_again(tmp_path):
 
     recorder(path, rebuild=refuse).record([SUM])
     database = read_database(path)
-    assert [(name, why) for name, why, _ in database.unmeasured] == [("aten.add.Tensor", "its tracer left no arguments")]
+    assert [(name, why) for name, why, _ in database.unmeasured] == [
+        ("aten.add.Tensor", "its tracer left no arguments")
+    ]
     recorder(path, rebuild=refuse, database=database).record([SUM])
     assert len(broken) == 1
 

@@ -22,6 +22,8 @@ from echo_hooks.graph.program import Evidence, Kind, Phase, ProgramBuilder
 from echo_hooks.graph.recorder import Assumption
 from echo_hooks.graph.roles import MemorySummary, Role
 from echo_hooks.graph.rundir import RankTrace, Run, write_groups, write_manifest, write_roles, write_trace
+from echo_hooks.report.files import write_files
+from echo_hooks.report.report import build_report
 
 MIB = 1 << 20
 NAN = float("nan")
@@ -144,7 +146,9 @@ def composition(run) -> Composition:
             program=run.traces[rank].program,
             slowdown=np.where(np.isfinite(columns[rank]["start_us"]), 1.0, NAN),
             breakdown=breakdowns[rank],
-            **{name: np.array(values, dtype=float) for name, values in columns[rank].items()},
+            calls=np.flatnonzero(np.isfinite(columns[rank]["ready_us"])),
+            calls_ready_us=np.array([t for t in columns[rank]["ready_us"] if t == t]),
+            **{n: np.array(v, dtype=float) for n, v in columns[rank].items() if n != "ready_us"},
         )
         for rank in (0, 1)
     ]
@@ -168,3 +172,10 @@ def run_directory(run):
         write_trace(run.path, rank_trace)
     write_manifest(run.path, {k: v for k, v in run.manifest.items() if k != "format"})
     return run.path
+
+
+@pytest.fixture
+def saved(run_directory, run, composition, cluster):
+    """The run with its report."""
+    write_files(run_directory, run, composition, build_report(run, composition, cluster, timings={}))
+    return run_directory

@@ -188,3 +188,12 @@ def test_numpy_split_sizes(world):
     world()
     splits = list(numpy.array([1, 1, 1, 1]))
     dist.all_to_all_single(torch.ones(4), torch.ones(4), splits, splits)
+
+
+def test_groups_that_their_members_make_alone_are_marked(world):
+    run = world(rank=1)
+    dist.new_group([0, 1])
+    dist.new_group([1, 2], use_local_synchronization=True)
+    dist.split_group(split_ranks=[[0, 1], [2, 3]])
+    dist.new_group([0, 1])
+    assert [group.local for group in run.world.recorder.groups] == [False, False, True, True, True, False]

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import torch.distributed as dist
 
-from echo_deepspeed import groups, op_builders
+from echo_deepspeed import config, groups, layout, op_builders
 from echo_hooks.integrations import Integration
 from echo_hooks.patching import Patch
 
@@ -32,8 +32,14 @@ def _zero3_order(module: ModuleType) -> list[Patch]:
     return [Patch(module, "assert_ints_same_as_other_ranks", compared_once, "no part of a step that repeats", "0.16")]
 
 
+def _no_nvml(module: ModuleType) -> list[Patch]:
+    """The accelerator asks the driver's library, not torch, for free memory, by numbers from CUDA_VISIBLE_DEVICES."""
+    why = "the GPU of the driver is not the script's, and hidden"
+    return [Patch(module.CUDA_Accelerator, "_init_pynvml", lambda _: lambda self: None, why, "0.16")]
+
+
 def _zero_utils(module: ModuleType) -> list[Patch]:
-    """Rank 0's list of numbers (the order of ZeRO-3's parameters); one too long to be kept from its trace is unknown."""
+    """Rank 0's numbers (the order of ZeRO-3's parameters): a list too long to be kept from its trace is unknown."""
 
     def known_or_own(original):
         def from_rank0(lst):
@@ -63,11 +69,16 @@ integration = Integration(
     frameworks=("deepspeed",),
     preload=("deepspeed",),
     patches={
+        "deepspeed.accelerator.cuda_accelerator": _no_nvml,
         "deepspeed.comm.torch": _comm_torch,
         "deepspeed.ops.op_builder.builder": op_builders.patches,
+        "deepspeed.runtime.config": config.patches,
+        "accelerate.utils.dataclasses": config.plugin_patches,
         "deepspeed.utils.timer": _throughput_timer,
         "deepspeed.runtime.zero.utils": _zero_utils,
         "deepspeed.runtime.zero.partitioned_param_coordinator": _zero3_order,
     },
     environment={"DS_ACCELERATOR": "cuda"},
+    explain=layout.explain,
+    pretended_only=frozenset({"deepspeed.ops.op_builder.builder"}),
 )

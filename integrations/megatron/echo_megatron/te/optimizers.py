@@ -51,10 +51,10 @@ class FusedAdam(torch.optim.Optimizer):
         """Moments of one parameter, and its 32-bit copy where the optimizer keeps one."""
         state = self.state[param]
         for name in ("exp_avg", "exp_avg_sq"):
-            state[name] = torch.zeros(param.shape, dtype=self.name_to_dtype_map[name], device=param.device)
+            state[name] = torch.zeros_like(param, dtype=self.name_to_dtype_map[name])
         if self.master_weights and param.dtype != torch.float32:
             if store_param_remainders and param.dtype == torch.bfloat16:
-                state["master_param"] = torch.zeros(param.shape, dtype=torch.int16, device=param.device)
+                state["master_param"] = torch.zeros_like(param, dtype=torch.int16)
             else:
                 state["master_param"] = param.detach().to(self.name_to_dtype_map["master_param"])
 
@@ -79,7 +79,8 @@ class FusedAdam(torch.optim.Optimizer):
                     continue
                 if not self.state[param]:
                     self.initialize_state(param, self.store_param_remainders)
-                target = self.state[param].get("master_param", param)
+                target = _local(self.state[param].get("master_param", param))
+                grad = _local(grad)
                 by_kind.setdefault((target.dtype, grad.dtype, param.dtype), []).append((param, grad, target))
             for tensors in by_kind.values():
                 self._update(group, tensors)
@@ -87,8 +88,8 @@ class FusedAdam(torch.optim.Optimizer):
 
     def _update(self, group, tensors) -> None:
         params, grads, targets = map(list, zip(*tensors))
-        first = [self.state[p]["exp_avg"] for p in params]
-        second = [self.state[p]["exp_avg_sq"] for p in params]
+        first = [_local(self.state[p]["exp_avg"]) for p in params]
+        second = [_local(self.state[p]["exp_avg_sq"]) for p in params]
         steps = [_step(params[0].device)] * len(params)
         torch.ops.aten._fused_adamw_(
             targets,
@@ -107,6 +108,11 @@ class FusedAdam(torch.optim.Optimizer):
         )
 
 
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The rank's own part of a distributed tensor."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
 _steps: dict[torch.device, torch.Tensor] = {}
 
 
@@ -122,7 +128,13 @@ class FusedSGD(torch.optim.SGD):
 
     def __init__(self, params, lr=1e-3, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False, *_, **__):
         super().__init__(
-            params, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov, fused=True
+            params,
+            lr=lr,
+            momentum=momentum,
+            dampening=dampening,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+            fused=True,
         )
 
 
@@ -146,7 +158,7 @@ multi_tensor_applier = MultiTensorApply(2048 * 32)
 
 def multi_tensor_l2norm(_chunk, _overflow, tensor_lists, per_tensor=False, *_):
     """(norm over all tensors, norms of each or None)."""
-    norms = torch._foreach_norm(list(tensor_lists[0]))
+    norms = torch._foreach_norm([_local(t) for t in tensor_lists[0]])
     device = norms[0].device
     total = torch.empty(1, dtype=torch.float32, device=device)  # the same kernel sums up
     return total, torch.stack(norms) if per_tensor else torch.empty(0, device=device)
@@ -159,7 +171,7 @@ def multi_tensor_scale(_chunk, _overflow, tensor_lists, scale, *_):
     """Each tensor of the second list becomes one of the first, scaled, in one kernel."""
     sources, targets = tensor_lists
     if all(a is b or a.data_ptr() == b.data_ptr() for a, b in zip(sources, targets)):
-        torch._foreach_mul_(list(targets), float(scale))
+        torch._foreach_mul_(list(targets), scale.reshape(()) if isinstance(scale, torch.Tensor) else scale)
     else:
         torch._foreach_copy_(list(targets), list(sources))
 

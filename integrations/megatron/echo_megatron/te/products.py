@@ -113,8 +113,8 @@ def mm(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, bias=None) -> torch
         if bias is None:
             return torch.mm(a, b)
         return torch.addmm(bias.to(a.dtype), a, b)
-    scale = scale(a.device)
-    return _aten._scaled_mm(a, b, scale, scale, None if bias is None else bias.to(dtype), out_dtype=dtype)
+    factor = scale(a.device)
+    return _aten._scaled_mm(a, b, factor, factor, None if bias is None else bias.to(dtype), out_dtype=dtype)
 
 
 _scales: dict[torch.device, torch.Tensor] = {}

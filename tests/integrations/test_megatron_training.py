@@ -15,11 +15,12 @@ if importlib.util.find_spec("megatron.training") is None:
 pytest.importorskip("megatron.training.argument_utils", reason="megatron.training before 0.19 is called differently")
 
 OPTIONS = (
-    "--mock-data --tokenizer-type NullTokenizer --vocab-size 1000 --transformer-impl transformer_engine --bf16 --lr 1e-4"
-    " --train-iters 4 --split 99,1,0 --eval-iters 0 --eval-interval 100 --log-interval 1 --position-embedding-type rope"
-    " --num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --max-position-embeddings 32"
-    " --micro-batch-size 2 --global-batch-size 8 --untie-embeddings-and-output-weights --disable-bias-linear"
-    " --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer"
+    "--mock-data --tokenizer-type NullTokenizer --vocab-size 1000 --transformer-impl transformer_engine --bf16"
+    " --lr 1e-4 --train-iters 4 --split 99,1,0 --eval-iters 0 --eval-interval 100 --log-interval 1"
+    " --position-embedding-type rope --num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 32"
+    " --max-position-embeddings 32 --micro-batch-size 2 --global-batch-size 8 --untie-embeddings-and-output-weights"
+    " --disable-bias-linear --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel"
+    " --use-distributed-optimizer"
 )
 
 

@@ -24,6 +24,7 @@ from echo_hooks.capture.plans import Planner
 from echo_hooks.capture.steps import StepsDone
 from echo_hooks.devices.accelerator_interface import open_device
 from echo_hooks.devices.allocator import CachingAllocator, allocator_settings
+from echo_hooks.devices.checkpoints import patches as checkpoint_patches
 from echo_hooks.devices.libraries import cublas_workspace_bytes
 from echo_hooks.devices.tensor_patches import patches as tensor_patches
 from echo_hooks.errors import EchoError, NothingSimulated, ScriptError
@@ -90,7 +91,7 @@ class Stage:
             recorder, self.capture.values, nproc_per_node=job.nproc_per_node, payloads=PayloadStore(None), seed=job.seed
         )
         self.overhead_ns = 0
-        self._patches = PatchSet(tensor_patches())
+        self._patches = PatchSet([*tensor_patches(), *checkpoint_patches()])
         self._installed = contextlib.ExitStack()
 
     def _recorder(self, rank: int) -> Recorder:

@@ -9,6 +9,7 @@ from typing import Any
 
 from echo_hooks.compose import Variability, compose
 from echo_hooks.compose.result import Composition
+from echo_hooks.device_memory import CONTEXT_SOURCE, add_extra_memory
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.replicas import tokens_per_step
 from echo_hooks.graph.rundir import Run
@@ -63,6 +64,7 @@ def analyse(
     run.manifest["tokens_per_step"] = tokens
     report = build_report(run, composition, cluster, timings=timings)
     report.assumptions.extend(_note("note", sentence) for sentence in _slowed(slow_ranks))
+    report.assumptions.append(_note("note", CONTEXT_SOURCE))
     report.assumptions.append(_note("note", f"tokens per second: {counted}"))
     report.assumptions.extend(_note("op priced by its bytes alone", name) for name in unpriced)
     report.timings["report"] = time.perf_counter() - composed
@@ -76,12 +78,14 @@ def _compose(
     traces = list(run.traces.values())
     settle_host_times(traces)
     unpriced = sorted({name for trace in traces for name in fill_durations(trace, cluster.accelerator)})
+    network = network_of(run, cluster)
+    add_extra_memory(run, cluster.accelerator, network)
     composition = compose(
         run.world_size,
         run.groups,
         run.roles,
         run.traces,
-        CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {})),
+        network,
         folded=folded,
         accelerators_per_node=cluster.accelerators_per_node,
         host_launch_us=cluster.accelerator.host_launch_us,
@@ -90,6 +94,11 @@ def _compose(
         slack=True,
     )
     return composition, unpriced
+
+
+def network_of(run: Run, cluster: Cluster) -> CommunicationModel:
+    """The library that the run's ranks communicate with, under the run's environment."""
+    return CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {}))
 
 
 def _slowed(slow_ranks: Mapping[int, float] | None) -> list[str]:

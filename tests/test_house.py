@@ -32,7 +32,7 @@ COLUMNS = (
     ("world", "devices"),
     ("capture",),
     ("timing", "network", "overlap", "session"),
-    ("compose",),
+    ("compose", "device_memory"),
     ("report",),
     ("analysis",),
     ("simulation",),
@@ -52,6 +52,7 @@ TORCH_FREE = (
     "network",
     "compose",
     "report",
+    "device_memory",
     "analysis",
 )
 

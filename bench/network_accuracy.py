@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_hooks.hardware.cluster import Cluster, load_cluster
-from echo_hooks.network.calibration import Calibration
+from echo_hooks.network.calibration import Calibration, shipped_calibration
 from echo_hooks.network.fit import fit
 from echo_hooks.network.measured import Compared, compare, mean_errors
 from echo_hooks.network.model import CommunicationModel
@@ -25,6 +25,7 @@ from echo_hooks.network.sweep_files import read_sweeps
 from echo_hooks.network.sweeps import Sweep
 
 RESULTS = Path(__file__).parent / "results" / "network_accuracy.json"
+SWEEP = RESULTS.parent / "nccl_sweep_h200x2.csv"
 ECHO_VERSION = "2.18.3"
 SINGLE_NODE = (
     ("A100, NCCL 2.27.3", "a100-80gb:1x8", "(aic_a100_sxm_2.27.3_"),
@@ -36,7 +37,7 @@ SINGLE_NODE = (
 
 
 def main(data: Path, h200x2: Path | None) -> None:
-    table = echo_logs(data) + single_node(data) + other_clusters(data)
+    table = echo_logs(data) + single_node(data) + other_clusters(data) + own_sweep()
     if h200x2:
         table += kernels(h200x2)
     results = {"errors": table, "microseconds_per_estimate": estimate_us()}
@@ -65,10 +66,22 @@ def echo_logs(data: Path) -> list[dict[str, Any]]:
     table.append(
         fitted("Echo A100, fitted on all, in sample", [*logs.values()], [*logs.values()], cluster, ECHO_VERSION)
     )
-    for n, log in logs.items():
-        others = [s for m, s in logs.items() if m != n]
-        table.append(fitted(f"Echo A100, {n} GPUs from the other sizes", others, [log], cluster, ECHO_VERSION))
+    for prior, by in ((None, ""), (between_nodes(shipped_calibration("a100-80gb")), ", network prior of a100-80gb")):
+        held: list[Compared] = []
+        for n, log in logs.items():
+            others = [s for m, s in logs.items() if m != n]
+            calibration = fit(others, cluster, nccl_version=ECHO_VERSION, prior=prior).calibration
+            compared = compare([log], cluster, calibration, nccl_version=ECHO_VERSION)
+            table.append(row(f"Echo A100, {n} GPUs from the other sizes{by}", compared))
+            held += compared
+        table.append(row(f"Echo A100, the four together{by}", held))
     return table
+
+
+def between_nodes(calibration: Calibration | None) -> Calibration:
+    """Only what it says about links between nodes."""
+    scalings = calibration.scalings if calibration else {}
+    return Calibration("network", {key: scaling for key, scaling in scalings.items() if key[0] == "network"})
 
 
 def single_node(data: Path) -> list[dict[str, Any]]:
@@ -116,8 +129,24 @@ def kernels(h200x2: Path) -> list[dict[str, Any]]:
     rest = [dataclasses.replace(s, points=s.points[1::2]) for s in sweeps]
     return [
         row("2 H200, kernels, stock", compare(sweeps, cluster, Calibration())),
+        row("2 H200, kernels, by an H100's public sweeps", compare(sweeps, cluster, shipped_calibration("h100-sxm"))),
         row("2 H200, kernels, shipped (other machines' wall times)", compare(sweeps, cluster)),
         fitted("2 H200, kernels, every other size from the rest", some, rest, cluster, ""),
+    ]
+
+
+def own_sweep() -> list[dict[str, Any]]:
+    """bench/gpu/nccl_sweep.py on two H200: eight operations, each protocol forced. The shipped calibration has its
+    sends from here, the rest from other machines."""
+    cluster, sweeps = load_cluster("h200-sxm:1x8"), read_sweeps(SWEEP)
+    default = [s for s in sweeps if "(default)" in s.source]
+    some = [dataclasses.replace(s, points=s.points[::2]) for s in sweeps]
+    rest = [dataclasses.replace(s, points=s.points[1::2]) for s in sweeps]
+    collectives = [s for s in default if s.collective not in ("send", "exchange")]
+    return [
+        row("2 H200, own sweep, stock", compare(default, cluster, Calibration())),
+        row("2 H200, own sweep, collectives, shipped", compare(collectives, cluster)),
+        fitted("2 H200, own sweep with protocols, every other size", some, rest, cluster, ""),
     ]
 
 

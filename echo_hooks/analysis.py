@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from echo_hooks.compose import Variability, compose
@@ -14,11 +15,15 @@ from echo_hooks.errors import UsageError
 from echo_hooks.graph.replicas import tokens_per_step
 from echo_hooks.graph.rundir import Run
 from echo_hooks.hardware.cluster import Cluster
+from echo_hooks.network.calibration import Calibration
 from echo_hooks.network.model import CommunicationModel
+from echo_hooks.overlap.slowdowns import Slowdowns, choose
 from echo_hooks.report.quantities import ranks_text
 from echo_hooks.report.report import Report, build_report
-from echo_hooks.timing import fill_durations
-from echo_hooks.timing.host import settle_host_times
+from echo_hooks.timing import Pricing, fill_durations, load_pricing
+from echo_hooks.timing.fill import host_bytes
+from echo_hooks.timing.host import HOST_BANDWIDTH_BYTES_PER_S, add_communication_calls, settle_host_times
+from echo_hooks.timing.sources import notes, shares_of_guesses
 
 BAND_RECORDS = 16_000_000
 """Records simulated for a band that nobody asked for: a few seconds. With jitter asked for there is no limit."""
@@ -40,18 +45,34 @@ def analyse(
     slow_ranks: Mapping[int, float] | None = None,
     jitter: float = 0.0,
     seed: int = 0,
+    calibration: Calibration | None = None,
+    timing: str = "auto",
+    profiles: Sequence[Path] = (),
+    host_speed: float = 1.0,
+    overlap: str | None = None,
+    pricing: Pricing | None = None,
 ) -> Analysis:
     """Compose ``run`` on ``cluster`` (of at least its world size) and report on it.
 
-    ``slow_ranks``: factor on the kernel times by rank. ``jitter``: sigma of the noise of single kernels; ``seed``: of
-    the step time's band.
+    ``timing``: where the time of a local operation is from: "profile" (measured databases, ``profiles`` before the
+    shipped one, then the model), "model", "auto" (as "profile"); ``pricing`` stands for both; a run whose operations
+    were executed keeps what was measured. ``slow_ranks``: factor on the kernel times by rank. ``jitter``: sigma of the
+    noise of single kernels; ``seed``: of the step time's band. ``calibration``: of the network, instead of the one that
+    comes with the accelerator. ``host_speed``: how many times as fast as the tracing machine's the target's processor
+    runs the script's host code. ``overlap``: a file of a slowdown model, or "none"; left out, the one that comes with
+    the accelerator, else the formula.
 
     Communication that does not fit together, set-up and warm-up included, gives a report with problems and no times.
     Raises UsageError for a run without measured steps whose communication shows no reason.
     """
     began = time.perf_counter()
     variability = Variability(seed=seed, jitter=jitter, most_records=None if jitter > 0.0 else BAND_RECORDS)
-    composition, unpriced = _compose(run, cluster, folded, slow_ranks, variability)
+    model = network_of(run, cluster, calibration)
+    add_extra_memory(run, cluster.accelerator, model)
+    executed = run.manifest.get("timing") == "execute"
+    pricing = None if executed else pricing or load_pricing(cluster.accelerator, timing, profiles)
+    slowdowns = choose(overlap, cluster.accelerator)
+    composition = _compose(run, cluster, pricing, model, folded, slow_ranks, slowdowns, variability, host_speed)
     if not composition.timelines and not composition.problems:
         raise UsageError(f"{run.path}: the run holds no measured step, so there is nothing to time")
     composed = time.perf_counter()
@@ -60,45 +81,108 @@ def analyse(
         "compose": composed - began,
         "report": 0.0,
     }
+    traces = list(run.traces.values())
     tokens, counted = tokens_per_step(run)
     run.manifest["tokens_per_step"] = tokens
     report = build_report(run, composition, cluster, timings=timings)
     report.assumptions.extend(_note("note", sentence) for sentence in _slowed(slow_ranks))
     report.assumptions.append(_note("note", CONTEXT_SOURCE))
+    if host_speed != 1.0:
+        report.assumptions.append(_note("note", f"as asked for, host code runs {host_speed:g} times as fast as here"))
     report.assumptions.append(_note("note", f"tokens per second: {counted}"))
-    report.assumptions.extend(_note("op priced by its bytes alone", name) for name in unpriced)
+    if run.world_size > 1:
+        report.assumptions.extend(_note("note", sentence) for sentence in _network_sources(model))
+        report.assumptions.extend(_note("note", sentence) for sentence in _overlap(report, slowdowns))
+    report.assumptions.extend(_note("note", sentence) for sentence in _host_work(run, cluster))
+    report.assumptions.extend(_note("note", sentence) for sentence in notes(traces, pricing, _versions(run)))
+    report.assumptions.extend(
+        _note("op priced by its bytes alone", f"{name}, {share:.2%} of the time in kernels")
+        for name, share in shares_of_guesses(traces).items()
+    )
     report.timings["report"] = time.perf_counter() - composed
     return Analysis(composition, report)
 
 
 def _compose(
-    run: Run, cluster: Cluster, folded: bool, slow_ranks: Mapping[int, float] | None, variability: Variability
-) -> tuple[Composition, list[str]]:
-    """The composition, and the names of ops whose duration is a guess."""
+    run: Run,
+    cluster: Cluster,
+    pricing: Pricing | None,
+    model: CommunicationModel,
+    folded: bool,
+    slow_ranks: Mapping[int, float] | None,
+    slowdowns: Slowdowns | None,
+    variability: Variability,
+    host_speed: float,
+) -> Composition:
+    """``pricing``: None where every operation was measured."""
     traces = list(run.traces.values())
-    settle_host_times(traces)
-    unpriced = sorted({name for trace in traces for name in fill_durations(trace, cluster.accelerator)})
-    network = network_of(run, cluster)
-    add_extra_memory(run, cluster.accelerator, network)
-    composition = compose(
+    if pricing is None:
+        for trace in traces:
+            add_communication_calls(trace)
+    else:
+        settle_host_times(traces)
+        ranks = cluster.accelerators_per_node
+        for trace in traces:
+            fill_durations(trace, pricing, ranks)
+    for trace in traces:
+        trace.program.columns["host_us"] = trace.program.host_us / host_speed
+    return compose(
         run.world_size,
         run.groups,
         run.roles,
         run.traces,
-        network,
+        model,
         folded=folded,
         accelerators_per_node=cluster.accelerators_per_node,
-        host_launch_us=cluster.accelerator.host_launch_us,
+        host_launch_us=0.0 if pricing is None else cluster.accelerator.host_launch_us / host_speed,
         slow_ranks=slow_ranks,
+        overlap=slowdowns,
         variability=variability,
         slack=True,
     )
-    return composition, unpriced
 
 
-def network_of(run: Run, cluster: Cluster) -> CommunicationModel:
+def _versions(run: Run) -> dict[str, str]:
+    versions = run.manifest.get("versions")
+    return {str(name): str(v) for name, v in versions.items()} if isinstance(versions, dict) else {}
+
+
+def _network_sources(model: CommunicationModel) -> list[str]:
+    """Where the times of communication come from, and what a reader of them should know."""
+    calibration = model.calibration
+    return [f"communication calibrated by {calibration.name}: {calibration.source}"] * bool(
+        calibration.scalings
+    ) + list(model.notes)
+
+
+def _overlap(report: Report, slowdowns: Slowdowns | None) -> list[str]:
+    """Whether what runs together slows down, by what model, and how much came of it."""
+    role = report.critical_role
+    if slowdowns is None:
+        return ["kernels and communication that run together do not slow each other down here, as asked for"]
+    if role is None or not any(role.slowdown.values()):
+        return []
+    return [
+        f"kernels and communication that run together slow each other down, {slowdowns.note}: per step"
+        f" {role.slowdown['kernels']:.3g} ms of kernels, {role.slowdown['communication']:.3g} ms of communication on"
+        " the critical rank"
+    ]
+
+
+def _host_work(run: Run, cluster: Cluster) -> list[str]:
+    most = max((host_bytes(trace) / max(trace.steps, 1) for trace in run.traces.values()), default=0)
+    if not most:
+        return []
+    node = cluster.accelerators_per_node
+    return [
+        f"the host's own work on large tensors (an optimizer on the CPU, say) moves {most / 1e9:.3g} GB a step and rank; "
+        f"assumed: {HOST_BANDWIDTH_BYTES_PER_S / 1e9:.0f} GB/s for the {node} rank(s) of a node together"
+    ]
+
+
+def network_of(run: Run, cluster: Cluster, calibration: Calibration | None = None) -> CommunicationModel:
     """The library that the run's ranks communicate with, under the run's environment."""
-    return CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {}))
+    return CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {}), calibration=calibration)
 
 
 def _slowed(slow_ranks: Mapping[int, float] | None) -> list[str]:

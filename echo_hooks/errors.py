@@ -21,25 +21,24 @@ class ScriptError(EchoError):
     Attributes:
         rank: the virtual rank that failed.
         traceback: the script's own traceback as text ("" when the failure is not an exception).
+        trace: what it did before (a RankTrace without measured steps), None when not known: its communication may
+            still show why.
     """
 
     exit_status = 1
 
-    def __init__(self, message: str, rank: int, traceback: str = ""):
+    def __init__(self, message: str, rank: int, traceback: str = "", trace=None):
         super().__init__(message)
         self.rank = rank
         self.traceback = traceback
+        self.trace = trace
 
 
 class NothingSimulated(ScriptError):
-    """The script ended well but took no optimizer step, or too few of them.
-
-    ``trace``: what it did all the same (a RankTrace without measured steps): its communication may still show why.
-    """
+    """The script ended well but took no optimizer step, or too few of them."""
 
     def __init__(self, message: str, rank: int, trace=None):
-        super().__init__(message, rank)
-        self.trace = trace
+        super().__init__(message, rank, trace=trace)
 
 
 class PlanError(EchoError):
@@ -54,3 +53,9 @@ class PlanError(EchoError):
     def __init__(self, message: str, problems: list | None = None):
         super().__init__(message)
         self.problems = problems or []
+
+
+class ExecuteFailed(EchoError):
+    """A rank could not be run and measured on this machine's GPU, which another mode of timing does not need."""
+
+    exit_status = 2

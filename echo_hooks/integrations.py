@@ -9,6 +9,7 @@ from types import ModuleType
 
 from echo_hooks.late import LatePatches
 from echo_hooks.patching import Patch
+from echo_hooks.stand_ins import StandIn, StandIns
 
 GROUP = "echo_hooks.integrations"
 
@@ -21,6 +22,8 @@ class Integration:
     ``preload``: modules worth importing then. ``patches``: module name -> function that gives the table of patches for
     the module, called right after it was imported.
     ``group_names``: group_desc -> the name reports use. ``environment``: variables set before the script starts.
+    ``stand_ins``: packages that cannot work on a pretended device, and what takes their place. ``pretended_only``:
+    modules of ``patches`` that are left alone where a real device runs the ops.
     """
 
     name: str
@@ -29,6 +32,8 @@ class Integration:
     patches: Mapping[str, Callable[[ModuleType], list[Patch]]] = field(default_factory=dict)
     group_names: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    stand_ins: tuple[StandIn, ...] = ()
+    pretended_only: frozenset[str] = frozenset()
 
 
 def load() -> list[Integration]:
@@ -37,6 +42,16 @@ def load() -> list[Integration]:
     return [point.load() for point in points]
 
 
-def late_patches(integrations: list[Integration]) -> list[LatePatches]:
+def late_patches(integrations: list[Integration], *, real_device: bool = False) -> list[LatePatches]:
     """What the integrations replace, one entry for each module that the script may import."""
-    return [LatePatches(module, make) for one in integrations for module, make in one.patches.items()]
+    return [
+        LatePatches(module, make)
+        for one in integrations
+        for module, make in one.patches.items()
+        if not (real_device and module in one.pretended_only)
+    ]
+
+
+def stand_ins(integrations: list[Integration]) -> StandIns:
+    """The finder of all modules that the integrations stand in for."""
+    return StandIns(stand_in for one in integrations for stand_in in one.stand_ins)

@@ -19,19 +19,26 @@ import torch
 
 from echo_hooks import integrations
 from echo_hooks.capture.capture import Capture
+from echo_hooks.capture.execute import ExecuteCapture
+from echo_hooks.graph.live import LiveRecorder
 from echo_hooks.capture.overhead import entry_overhead_ns
 from echo_hooks.capture.plans import Planner
+from echo_hooks.capture.profiler import Profiler
+from echo_hooks.capture.routing import Routing
 from echo_hooks.capture.steps import StepsDone
 from echo_hooks.devices.accelerator_interface import open_device
 from echo_hooks.devices.allocator import CachingAllocator, allocator_settings
 from echo_hooks.devices.checkpoints import patches as checkpoint_patches
+from echo_hooks.devices.gpu_lock import GpuLock
 from echo_hooks.devices.libraries import cublas_workspace_bytes
+from echo_hooks.devices.real_cuda import RealCuda
 from echo_hooks.devices.tensor_patches import patches as tensor_patches
-from echo_hooks.errors import EchoError, NothingSimulated, ScriptError
+from echo_hooks.errors import EchoError, ExecuteFailed, NothingSimulated, ScriptError
 from echo_hooks.graph.groups import GroupTable
-from echo_hooks.graph.recorder import Recorder
+from echo_hooks.graph.recorder import Recorder, own_sources
 from echo_hooks.graph.rundir import RankTrace
 from echo_hooks.hardware.cluster import load_cluster
+from echo_hooks.integrations import Integration
 from echo_hooks.patching import PatchSet
 from echo_hooks.runner import run_script
 from echo_hooks.world import PayloadStore, VirtualWorld, environment
@@ -42,7 +49,8 @@ class Job:
     """What all ranks of one simulated job share.
 
     ``cluster``: as given on the command line ("h800:12x8" or a file). ``out``: the run directory; payloads of ranks
-    traced before are kept below it ("" keeps none).
+    traced before are kept below it ("" keeps none). ``timing``: "execute" runs the ranks' own ops on a real GPU;
+    every other mode traces them on pretended tensors.
     """
 
     world_size: int
@@ -55,6 +63,9 @@ class Job:
     steps: int = 1
     seed: int = 0
     out: str = ""
+    timing: str = "model"
+    moe_hot: float = 1.0
+    moe_sampled: bool = False
 
 
 class Hooks(Protocol):
@@ -63,6 +74,11 @@ class Hooks(Protocol):
     def install(self) -> None: ...
 
     def remove(self) -> None: ...
+
+
+def stage_for(job: Job) -> Stage | LiveStage:
+    """What the job's ``timing`` needs."""
+    return LiveStage(job) if job.timing == "execute" else Stage(job)
 
 
 class Stage:
@@ -90,6 +106,9 @@ class Stage:
         self.world = VirtualWorld(
             recorder, self.capture.values, nproc_per_node=job.nproc_per_node, payloads=PayloadStore(None), seed=job.seed
         )
+        self.stand_ins = integrations.stand_ins(self.integrations)
+        for directory in self.stand_ins.directories():
+            own_sources(directory)
         self.overhead_ns = 0
         self._patches = PatchSet([*tensor_patches(), *checkpoint_patches()])
         self._installed = contextlib.ExitStack()
@@ -107,7 +126,7 @@ class Stage:
 
     def install(self) -> None:
         late = integrations.late_patches(self.integrations)
-        parts: list[Hooks] = [self.device, self._patches, self.world, *late]
+        parts: list[Hooks] = [self.device, self._patches, self.world, self.stand_ins, *late]
         for part in parts:
             part.install()
             self._installed.callback(part.remove)
@@ -124,6 +143,7 @@ class Stage:
         recorder.overhead_ns = self.overhead_ns
         for setting in allocator_settings(os.environ)[1]:
             recorder.note(f"{setting} of PYTORCH_CUDA_ALLOC_CONF is not modelled: memory is that of its default")
+        self.stand_ins.say(recorder.note)
         self.capture = Capture(
             recorder,
             allocator,
@@ -136,24 +156,85 @@ class Stage:
         self.device.retarget(recorder, rank % job.nproc_per_node, allocator)
         self.world.retarget(recorder, self.capture.values, payloads)
         self.capture.mode.world = self.world
+        self.capture.mode.routing = Routing(job.moe_hot, job.moe_sampled, job.seed)
         return self.capture
 
     def variables(self, rank: int) -> dict[str, str]:
         """The environment torchrun and the frameworks would give this rank."""
-        job = self.job
-        result = environment(rank, job.world_size, job.nproc_per_node)
-        for integration in self.integrations:
-            for name, value in integration.environment.items():
-                result.setdefault(name, os.environ.get(name, value))
-        return result
+        return _variables(self.job, self.integrations, rank)
 
     def named(self, groups: GroupTable) -> GroupTable:
         """The groups under the names that the frameworks' users have for them."""
-        names: dict[str, str] = {}
-        for integration in self.integrations:
-            names.update(integration.group_names)
-        groups.groups = [replace(g, name=names.get(g.desc, g.name)) for g in groups.groups]
-        return groups
+        return _named(self.integrations, groups)
+
+
+class LiveStage:
+    """As Stage, on a real GPU: the script's own ops run there, communication goes to the virtual world."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.integrations = integrations.load()
+        recorder = LiveRecorder(0, job.world_size)
+        self.device = RealCuda(recorder)
+        self.lock = GpuLock()
+        self.device.on_first_use = self.lock.join
+        self.capture = self._capture(recorder)
+        self.world = VirtualWorld(
+            recorder, self.capture.values, nproc_per_node=job.nproc_per_node, payloads=PayloadStore(None), seed=job.seed
+        )
+        self._installed = contextlib.ExitStack()
+
+    def _capture(self, recorder: LiveRecorder) -> ExecuteCapture:
+        capture = ExecuteCapture(recorder, self.device, self.job.warmup_steps, self.job.steps, Profiler())
+        capture.on_first_backward = self.lock.take_turn
+        return capture
+
+    def install(self) -> None:
+        late = integrations.late_patches(self.integrations, real_device=True)
+        parts: list[Hooks] = [self.device, self.world, *late]
+        for part in parts:
+            part.install()
+            self._installed.callback(part.remove)
+
+    def remove(self) -> None:
+        """Take every hook out again, in reverse order."""
+        self._installed.close()
+
+    def become(self, rank: int) -> ExecuteCapture:
+        job = self.job
+        recorder = LiveRecorder(rank, job.world_size)
+        recorder.script(job.script or sys.argv[0])
+        self.device.retarget(recorder)
+        self.capture = self._capture(recorder)
+        payloads = PayloadStore(Path(job.out) / "payloads" if job.out else None)
+        self.world.retarget(recorder, self.capture.values, payloads)
+        if rank % job.nproc_per_node:
+            recorder.note("every rank was run as local rank 0 (LOCAL_RANK=0) of the one GPU that measures")
+        return self.capture
+
+    def variables(self, rank: int) -> dict[str, str]:
+        """The environment torchrun and the frameworks would give this rank, as the only one on its GPU."""
+        return {**_variables(self.job, self.integrations, rank), "LOCAL_RANK": "0"}
+
+    def named(self, groups: GroupTable) -> GroupTable:
+        """The groups under the names that the frameworks' users have for them."""
+        return _named(self.integrations, groups)
+
+
+def _variables(job: Job, loaded: list[Integration], rank: int) -> dict[str, str]:
+    result = environment(rank, job.world_size, job.nproc_per_node)
+    for integration in loaded:
+        for name, value in integration.environment.items():
+            result.setdefault(name, os.environ.get(name, value))
+    return result
+
+
+def _named(loaded: list[Integration], groups: GroupTable) -> GroupTable:
+    names: dict[str, str] = {}
+    for integration in loaded:
+        names.update(integration.group_names)
+    groups.groups = [replace(g, name=names.get(g.desc, g.name)) for g in groups.groups]
+    return groups
 
 
 class Tracer:
@@ -161,13 +242,16 @@ class Tracer:
 
     def __init__(self, job: Job):
         self.job = job
-        self.stage: Stage | None = None
+        self.stage: Stage | LiveStage | None = None
 
     def prepare(self) -> None:
         """Install rank-neutral hooks and import what the script will import, so that the forks find it ready."""
-        self.stage = Stage(self.job)
+        self.stage = stage_for(self.job)
         self.stage.install()
+        if isinstance(self.stage, LiveStage):
+            return  # a framework's import may touch the GPU, which a fork would not survive
         imported = script_imports(self.job)
+        self.stage.stand_ins.asked = frozenset(imported)
         for integration in self.stage.integrations:
             if imported & set(integration.frameworks):
                 for name in integration.preload:
@@ -186,6 +270,7 @@ class Tracer:
         _seed(job.seed)
         capture = stage.become(rank)
         capture.start()
+        failure: ScriptError | None = None
         try:
             run_script(job.script, list(job.args), job.module)
         except StepsDone:
@@ -198,18 +283,29 @@ class Tracer:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            raise ScriptError(f"rank {rank}: {type(error).__name__}: {error}", rank, script_traceback(error)) from error
+            if isinstance(error, torch.OutOfMemoryError) and isinstance(stage, LiveStage):
+                raise ExecuteFailed(f"rank {rank} does not fit into this GPU's memory: {error}") from None
+            failure = ScriptError(f"rank {rank}: {type(error).__name__}: {error}", rank, script_traceback(error))
+            failure.__cause__ = error
         finally:
             capture.stop()
             stage.world.payloads.save()
-        return finished(stage, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        if failure is None:
+            return finished(stage, seconds)
+        with contextlib.suppress(Exception):  # nothing may hide the script's own failure
+            failure.trace = stage.capture.trace(seconds)
+            stage.named(failure.trace.groups)
+        raise failure
 
 
-def finished(stage: Stage, seconds: float) -> RankTrace:
+def finished(stage: Stage | LiveStage, seconds: float) -> RankTrace:
     """The trace of the stage's rank; NothingSimulated (with the trace) when it lacks measured steps."""
     trace = stage.capture.trace(seconds)
     stage.named(trace.groups)
     missing = stage.capture.missing_steps()
+    if missing is not None and stage.job.timing == "execute" and stage.capture.boundaries:
+        raise ExecuteFailed(missing)
     if missing is not None:
         raise NothingSimulated(missing, trace.rank, trace)
     return trace

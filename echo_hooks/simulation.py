@@ -19,6 +19,8 @@ from echo_hooks.errors import PlanError, UsageError
 from echo_hooks.graph.program import Kind
 from echo_hooks.graph.rundir import RankTrace, Run, read_run, write_groups, write_manifest, write_roles, write_trace
 from echo_hooks.hardware.cluster import DEFAULT_PRESET, load_cluster
+from echo_hooks.network.calibration import Calibration, load_calibration
+from echo_hooks.overlap.slowdowns import checked
 from echo_hooks.report.report import Report
 from echo_hooks.session import Job, Stage, finished
 
@@ -32,11 +34,16 @@ def simulate(
     steps: int = 1,
     seed: int = 0,
     out: str | os.PathLike | None = None,
+    calibration: str | os.PathLike | None = None,
+    overlap: str | os.PathLike | None = None,
 ) -> Simulation:
     """Simulate the training loop in the block as rank 0 of ``world_size``.
 
     ``cluster``: "PRESET:NODESxGPUS" or a TOML file; left out, H100 nodes of ``nproc_per_node`` (8). The block ends by
     itself once ``warmup_steps`` + ``steps`` optimizer steps are recorded. ``out``: keep the run directory there.
+    ``calibration``: file of `echo-sim calibrate`, instead of the network calibration that comes with the accelerator.
+    ``overlap``: file of `echo-sim overlap train`, or "none" for no slowdown of what runs together, instead of the model
+    that comes with the accelerator (else a formula).
     Raises UsageError for arguments that do not fit together; the block's own exceptions pass through.
     """
     if world_size < 1:
@@ -50,7 +57,8 @@ def simulate(
         raise UsageError(f"cluster {text} has {described.world_size} accelerators, world_size is {world_size}")
     per_node = nproc_per_node or min(world_size, described.accelerators_per_node)
     job = Job(world_size, per_node, text, warmup_steps=warmup_steps, steps=steps, seed=seed)
-    return Simulation(job, Path(out) if out is not None else None)
+    fitted = load_calibration(Path(calibration)) if calibration is not None else None
+    return Simulation(job, Path(out) if out is not None else None, fitted, checked(overlap and os.fspath(overlap)))
 
 
 _ACTIVE: list[Simulation] = []
@@ -59,9 +67,12 @@ _ACTIVE: list[Simulation] = []
 class Simulation:
     """Context manager made by `simulate`; ``report()`` is available after the block."""
 
-    def __init__(self, job: Job, out: Path | None = None):
+    def __init__(
+        self, job: Job, out: Path | None = None, calibration: Calibration | None = None, overlap: str | None = None
+    ):
         self.job = job
         self.out = out
+        self._calibration, self._overlap = calibration, overlap
         self._stage: Stage | None = None
         self._trace: RankTrace | None = None
         self._report: Report | None = None
@@ -130,7 +141,12 @@ class Simulation:
             )
         with contextlib.ExitStack() as stack:
             directory = self.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="echo-")))
-            analysis = analyse(self._write(directory, trace), load_cluster(self.job.cluster))
+            analysis = analyse(
+                self._write(directory, trace),
+                load_cluster(self.job.cluster),
+                calibration=self._calibration,
+                overlap=self._overlap,
+            )
         hangs = [p for p in analysis.composition.problems if p.kind in ("hang", "mismatch")]
         if hangs:
             raise PlanError(hangs[0].message, hangs)
@@ -150,6 +166,7 @@ class Simulation:
             "warmup_steps": self.job.warmup_steps,
             "steps": self.job.steps,
             "seed": self.job.seed,
+            "nccl_environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("NCCL_", "HCCL_"))},
             "complete": True,
         }
         write_manifest(directory, manifest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections import defaultdict
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from echo_hooks.capture.labels import Labels
 from echo_hooks.capture.memory import Memory
 from echo_hooks.capture.mode import CaptureMode
 from echo_hooks.capture.plans import Planner
+from echo_hooks.capture.steadiness import unsteady
 from echo_hooks.capture.steps import Steps
 from echo_hooks.capture.values import CaptureValues
 from echo_hooks.devices.allocator import CachingAllocator
@@ -53,6 +55,7 @@ class Capture:
 
     def start(self) -> None:
         self.labels.install()
+        self.recorder.relabel = self.labels.update
         self.steps.install()
         self._threads.install()
         torch._C._set_only_lift_cpu_tensors(True)
@@ -68,6 +71,7 @@ class Capture:
         torch._C._set_only_lift_cpu_tensors(False)
         self.steps.remove()
         self.labels.remove()
+        self.recorder.relabel = None
 
     def _collector(self, phase: str, _info) -> None:
         """Our records make the cyclic collector slower than the script's own run would see it: our time."""
@@ -89,6 +93,7 @@ class Capture:
             begin = steps.boundaries[steps.warmup - 1] if steps.warmup else self.labels.first_module_record
             end = steps.boundaries[-1]
             if steps.warmup:  # without warm-up the user asked for all that the first step does
+                self._say_if_unsteady(whole)
                 whole, memory_events, begin = _one_offs_first(whole, memory_events, recorder.one_offs, begin, end)
         number = max(made - steps.warmup, 0) if end > begin else 0
         program = whole.slice(begin, end)
@@ -107,7 +112,23 @@ class Capture:
             steps=number,
             tokens_per_step=_tokens(program, recorder.ops.signatures) // max(number, 1),
             trace_seconds=trace_seconds,
+            created=[group.index for group in recorder.groups if not group.local],
+            step_ends=list(steps.boundaries),
+            unanswered=sorted(recorder.unanswered),
         )
+
+    def _say_if_unsteady(self, whole: Program) -> None:
+        """The measured steps, and the last warm-up step if it is not the script's first, should communicate alike."""
+        steps, recorder = self.steps, self.recorder
+        once = np.zeros(len(whole), bool)
+        for begin, end in recorder.one_offs:
+            once[begin:end] = True
+        bare = Program({k: np.where(once, Kind.HOST, v) if k == "kind" else v for k, v in whole.columns.items()})
+        first = max(steps.warmup - 1, 1)
+        edges = steps.boundaries[first - 1 :]
+        found = unsteady(bare, recorder.ops.signatures, recorder.groups, list(pairwise(edges)), first)
+        if found is not None:
+            recorder.note(found)
 
     def missing_steps(self) -> str | None:
         """One sentence when the script made fewer optimizer steps than were asked for, None otherwise."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from echo_hooks.capture.calls import call_text
 from echo_hooks.graph.ops import OpSignature, meta_of
 
 aten = torch.ops.aten
@@ -77,6 +78,7 @@ def signature(func, args, kwargs, result, written: list[torch.Tensor]) -> OpSign
         bytes_read=max(read, 0),
         bytes_written=write,
         attrs=tuple(_attributes(func, args, kwargs, inputs)),
+        call=call_text(func, args, kwargs),
     )
 
 
@@ -115,7 +117,7 @@ def _attributes(func, args, kwargs, inputs: list[torch.Tensor]):
     if "scaled_dot_product" in name:
         values = {a.name: v for a, v in zip(func._schema.arguments, args)} | kwargs
         yield "causal", bool(values.get("is_causal", False))
-    if "foreach" in name or "fused_adam" in name or "fused_sgd" in name:
+    if "foreach" in name or "_fused_" in name and args and isinstance(args[0], (list, tuple)):
         yield "tensors", len(args[0]) if args and isinstance(args[0], (list, tuple)) else len(inputs)
     if inputs and inputs[0].dtype is torch.float32 and func._overloadpacket in flop_registry:
         yield "tf32", torch.get_float32_matmul_precision() != "highest"

@@ -13,6 +13,7 @@ from echo_hooks.capture import shadows, special
 from echo_hooks.capture.labels import Labels
 from echo_hooks.capture.memory import Memory
 from echo_hooks.capture.plans import Alias, Changed, New, Plan, Planner, Same, multiplies
+from echo_hooks.capture.routing import BALANCED
 from echo_hooks.capture.steps import Steps
 from echo_hooks.devices import pinned
 from echo_hooks.devices.pretended import Pretended, Storage
@@ -27,7 +28,8 @@ _PLAIN = torch._C._disabled_torch_dispatch_impl
 
 
 class CaptureMode(TorchDispatchMode):
-    """Records what would run on the device; ``world`` answers functional collectives (VirtualWorld or None)."""
+    """Records what would run on the device; ``world`` answers functional collectives (VirtualWorld or None);
+    ``routing``: which experts a router with unknown scores chooses."""
 
     def __init__(self, recorder: Recorder, planner: Planner, memory: Memory, labels: Labels, steps: Steps, world=None):
         super().__init__()
@@ -37,6 +39,7 @@ class CaptureMode(TorchDispatchMode):
         self.labels = labels
         self.steps = steps
         self.world = world
+        self.routing = BALANCED
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -85,7 +88,9 @@ class CaptureMode(TorchDispatchMode):
         result = self._build(plan.outputs, tensors)
         constant = special.CONSTANTS.get(func)
         if constant is not None and isinstance(result, Pretended) and result.numel() <= shadows.INTEGERS_MAX_ELEMENTS:
-            shadows.remember(result, shadows.writable(constant(args, kwargs, result)))
+            value = constant(args, kwargs, result)
+            if value is not None:
+                shadows.remember(result, shadows.writable(value))
         elif plan.shadowed or plan.written:
             self._shadow(plan, func, args, kwargs, tensors, result)
         return result
@@ -97,6 +102,9 @@ class CaptureMode(TorchDispatchMode):
             plan.table = self.recorder.ops
             plan.op = plan.table.add(plan.signature)
             plan.multiplies = multiplies(plan.signature)
+        if plan.device.type == "cpu":
+            self.recorder.host_work(plan.op, plan.signature.bytes_read + plan.signature.bytes_written)
+            return
         if plan.multiplies:
             self.memory.work()
         self.recorder.compute(plan.op)

@@ -79,7 +79,8 @@ class New:
 class Plan:
     """``outputs`` mirrors what the op returns (one spec, or a list or tuple of specs; None for no tensor).
 
-    ``written``: places of the tensors that the op writes. ``signature``: None when nothing runs on the device.
+    ``written``: places of the tensors that the op writes. ``signature``: None when nothing runs. On a ``device`` of type
+    "cpu" the op is the host's work, on large tensors that are pretended there too.
     ``op``: its index in the op ``table`` of the rank that last used the plan. ``shadowed``: worth running on shadows.
     ``multiplies``: runs in cuBLAS.
     """
@@ -159,7 +160,7 @@ class Planner:
         outputs = _outputs(func, args, result, places, tensors, fakes)
         written = _written(func, places)
         device = _device_of(outputs, tensors, kwargs)
-        launches = device.type not in ("cpu", "meta") and not _is_view(func)
+        launches = device.type != "meta" and not _is_view(func)
         launches = launches and not str(func).startswith(_NO_KERNEL_PREFIXES)
         launches = launches and (bool(written) or any(isinstance(r, torch.Tensor) for r in tree_leaves(result)))
         described = signature(func, fake_args, fake_kwargs, result, [tensors[i] for i in written]) if launches else None

@@ -44,7 +44,15 @@ def _constant(value):
     return lambda args, kwargs, result: host_tensors.full((), value(args), result.dtype).expand(result.shape)
 
 
+def _blank(args, kwargs, result):
+    """Small integers not yet written read as zeros: a header filled in piece by piece stays known as a whole."""
+    if result.dtype.is_floating_point or result.dtype.is_complex or not shadows.small_enough(result):
+        return None
+    return host_tensors.full((), 0, result.dtype).expand(result.shape)
+
+
 CONSTANTS = {
+    aten.empty.memory_format: _blank,
     aten.zeros.default: _constant(lambda args: 0),
     aten.zeros_like.default: _constant(lambda args: 0),
     aten.new_zeros.default: _constant(lambda args: 0),
@@ -259,14 +267,18 @@ def _unequal_to_number(mode, func, args, kwargs):
 
 @_handles(aten.topk.default)
 def _topk(mode, func, args, kwargs):
-    """Indices of unknown scores (a router choosing experts): every choice equally often, in turn, counted."""
+    """Indices of unknown scores (a router choosing experts): as the capture's ``routing`` says, counted."""
     values, indices = mode.replay(func, args, kwargs)
     scores, k = args[0], args[1]
-    choices = scores.shape[-1] if scores.dim() else 1
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", -1)
+    choices = scores.shape[dim] if scores.dim() else 1
     if shadows.known(indices) is None and scores.dim() >= 2 and indices.numel() <= shadows.INTEGERS_MAX_ELEMENTS:
-        turn = torch.ops.aten.arange.default(indices.numel(), dtype=torch.int64, device=torch.device("cpu"))
-        shadows.remember(indices, (turn % choices).reshape(indices.shape))
-        mode.recorder.assume(f"top {k} of {choices} unknown scores", "all chosen equally often")
+        shape = indices.movedim(dim, -1).shape
+        layer = mode.recorder.program.strings[mode.recorder.module]
+        chosen = mode.routing.choose(math.prod(shape[:-1]), choices, k, layer)
+        rows = torch.from_numpy(chosen).reshape(shape)
+        shadows.remember(indices, rows.movedim(-1, dim).contiguous())
+        mode.recorder.assume(f"top {k} of {choices} unknown scores", mode.routing.describe())
     return values, indices
 
 

@@ -13,6 +13,8 @@ from echo_hooks.devices.pretended import Pretended
 class CaptureValues:
     """The `Values` of a simulation (see echo_hooks.world.values)."""
 
+    in_place = False
+
     def __init__(self, mode: CaptureMode):
         self.mode = mode
 

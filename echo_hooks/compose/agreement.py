@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from echo_hooks.compose.costs import uneven
+from echo_hooks.compose.costs import even_split, uneven
 from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.programs import Call, RoleProgram
 from echo_hooks.compose.tables import Tables
@@ -71,7 +71,7 @@ def _collective_mismatch(world: World, ports: np.ndarray) -> tuple[int, tuple[in
 
 
 def _agreement(call: Call, without_bytes: bool) -> tuple:
-    return (call.name, call.reduce, -1 if without_bytes else call.bytes, call.dtype, call.root)
+    return (call.name, call.reduce, -1 if without_bytes or call.objects else call.bytes, call.dtype, call.root)
 
 
 def _split_mismatch(members: Sequence[Call]) -> tuple[int, int] | None:
@@ -82,14 +82,9 @@ def _split_mismatch(members: Sequence[Call]) -> tuple[int, int] | None:
         for row, splits in ((sent[i], call.input_splits), (expected[i], call.output_splits)):
             if splits and len(splits) != size:
                 return i, i
-            row[:] = splits or _even_split(call, size)
+            row[:] = splits or even_split(call, size)
     wrong = np.argwhere(sent != expected.T)
     return (int(wrong[0][0]), int(wrong[0][1])) if len(wrong) else None
-
-
-def _even_split(call: Call, size: int) -> int:
-    """Elements per place where no splits were given, by the total of the other direction."""
-    return sum(call.input_splits or call.output_splits) // size if uneven(call) else -1
 
 
 def _describe_collective(world: World, group: int, number: int, crossing: tuple[int, int] | None):
@@ -104,8 +99,8 @@ def _describe_collective(world: World, group: int, number: int, crossing: tuple[
         if i == j:
             what += f"rank {a} gives {len(call_a.input_splits)} splits for {of_group.size} ranks"
         else:
-            sends = call_a.input_splits[j] if call_a.input_splits else "an even share"
-            wants = call_b.output_splits[i] if call_b.output_splits else "an even share"
+            sends = call_a.input_splits[j] if call_a.input_splits else even_split(call_a, of_group.size)
+            wants = call_b.output_splits[i] if call_b.output_splits else even_split(call_b, of_group.size)
             what += (
                 f"rank {a} sends {sends} elements to rank {b} (input split {j}), which expects {wants}"
                 f" (output split {i})"
@@ -115,14 +110,14 @@ def _describe_collective(world: World, group: int, number: int, crossing: tuple[
     for place, port in enumerate(ports.tolist()):
         if port >= 0:
             call = calls_of_port(world, port)[number]
-            by_call.setdefault((call.agreement, site_of_call(world, port, number)), []).append(place)
+            by_call.setdefault((call.agreement, where_of_call(world, port, number)), []).append(place)
     parts, sites, ranks = [], [], []
     common = Counter({key: len(places) for key, places in by_call.items()}).most_common()
-    for (_, site), places in ((key, by_call[key]) for key, _ in common):
+    for (_, where), places in ((key, by_call[key]) for key, _ in common):
         call = calls_of_port(world, int(ports[places[0]]))[number]
         who = [of_group.ranks[p] for p in places]
-        parts.append(f"{rank_text(who)} {'calls' if len(who) == 1 else 'call'} {call_text(world, call)} at {site}")
-        sites.append(site)
+        parts.append(f"{rank_text(who)} {'calls' if len(who) == 1 else 'call'} {call_text(world, call)} at {where}")
+        sites.append(site_of_call(world, int(ports[places[0]]), number))
         ranks += who
     few = min(by_call.values(), key=len)
     text = f"{running_number(world, int(ports[few[0]]), number)} on {group_text(world, group)} does not match: "
@@ -185,6 +180,13 @@ def site_of_call(world: World, port: int, number: int) -> str:
     return program.site(record_of_call(program, own, number)) or "unknown line"
 
 
+def where_of_call(world: World, port: int, number: int) -> str:
+    """Source line of the port's call ``number``, with module and optimizer steps before it as far as known."""
+    role, own = world.role_and_port(port)
+    program = world.programs[role]
+    return program.where(record_of_call(program, own, number))
+
+
 def running_number(world: World, port: int, number: int) -> str:
     """The call's number on its group as the rank counts from the start of the run, where the trace has it."""
     role, own = world.role_and_port(port)
@@ -197,7 +199,7 @@ def last_calls(world: World, port: int, number: int, count: int = 3) -> str:
     """Up to ``count`` calls that the rank made on this port before call ``number``."""
     calls = calls_of_port(world, port)
     wanted = range(max(0, number - count), min(number, len(calls)))
-    return ", ".join(f"{call_text(world, calls[i])} at {site_of_call(world, port, i)}" for i in wanted)
+    return ", ".join(f"{call_text(world, calls[i])} at {where_of_call(world, port, i)}" for i in wanted)
 
 
 def _sites(sites: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from echo_hooks.compose.costs import Costs
+from echo_hooks.compose.creation import unlike_groups
 from echo_hooks.compose.programs import role_program
 from echo_hooks.compose.simulation import simulate
 from echo_hooks.compose.world import build_world
@@ -23,6 +24,9 @@ def check(world_size: int, groups: GroupTable, roles: list[Role], traces: dict[i
     of_role = [traces[role.traced_rank] for role in roles]
     if not all(len(trace.prologue) + len(trace.program) for trace in of_role):
         return []  # a rank that recorded nothing at all: there is nothing to compare
+    unlike = unlike_groups(groups, roles, traces)
+    if unlike is not None:
+        return [unlike]
     programs = [role_program(role, trace, groups, timed=False) for role, trace in zip(roles, of_role)]
     costs = Costs(_Instant(), accelerators_per_node=1)
     return simulate(build_world(world_size, groups, programs), costs, folded=True, repeat=1).problems

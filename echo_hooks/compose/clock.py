@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echo_hooks.compose.engine import State, compiled
+from echo_hooks.compose.state import State, compiled
 from echo_hooks.compose.tables import Tables
+
+IDLE, LATENCY, TRANSFER = range(3)  # what a call instance does once its members are there
 
 
 class Clock(NamedTuple):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from echo_hooks.compose.programs import Call
 from echo_hooks.errors import UsageError
+from echo_hooks.graph.ops import itemsize
 from echo_hooks.graph.program import Kind
 
 
@@ -64,7 +66,7 @@ class Costs:
 
     def __init__(self, network: Network, accelerators_per_node: int):
         self._network = network
-        self._per_node = accelerators_per_node
+        self.accelerators_per_node = accelerators_per_node
         self.capacity = [r.capacity_bytes_per_us for r in getattr(network, "resources", ())]
         """Bytes per us of each resource that the costs' loads name."""
         levels = getattr(getattr(network, "cluster", None), "levels", ())
@@ -74,13 +76,17 @@ class Costs:
 
     def placement(self, ranks: np.ndarray) -> int:
         """Running number of the placement of ``ranks`` (global ranks in group order)."""
-        return self._placements.setdefault(placement(ranks, self._per_node, self._switch_nodes), len(self._placements))
+        return self._placements.setdefault(
+            placement(ranks, self.accelerators_per_node, self._switch_nodes), len(self._placements)
+        )
 
     def pair_placements(self, source: np.ndarray, destination: np.ndarray) -> np.ndarray:
         """The same for many pairs at once, as numbers of their own."""
-        code = source % self._per_node * self._per_node + destination % self._per_node
+        code = (
+            source % self.accelerators_per_node * self.accelerators_per_node + destination % self.accelerators_per_node
+        )
         for nodes in (1, *self._switch_nodes):
-            reach = self._per_node * nodes
+            reach = self.accelerators_per_node * nodes
             code = code * 2 + (source // reach == destination // reach)
         return code
 
@@ -122,11 +128,15 @@ class Costs:
                 found.append((np.full(len(resource), i), resource, bytes / moving))
         return _joined(found)
 
-    def loads_of_collective(self, call: Call, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def loads_of_collective(
+        self, call: Call, ranks: np.ndarray, splits: tuple | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """What this very group's ``call`` loads: (resource, bytes per us at its pace alone)."""
         members = tuple(ranks.tolist())
         root = members[call.root] if call.root >= 0 else -1
-        cost = self._network.collective(call.name, members, call.total_bytes, call.dtype, root=root, count=call.count)
+        cost = self._network.collective(
+            call.name, members, call.total_bytes, call.dtype, root=root, count=call.count, splits=splits
+        )
         moving = cost.duration_us - cost.latency_us
         resource, bytes = _columns(cost.loads if moving > 0.0 else ())
         return resource, bytes / moving if moving > 0.0 else bytes
@@ -154,6 +164,20 @@ def _joined(pieces: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[np
 def uneven(call: Call) -> bool:
     """An all-to-all with splits of its own, whose cost depends on all members'."""
     return call.kind == Kind.COLLECTIVE and bool(call.input_splits or call.output_splits)
+
+
+def even_split(call: Call, places: int) -> int:
+    """Elements that an all-to-all without splits sends to each place, and expects from it."""
+    return call.bytes // itemsize(call.dtype) // places
+
+
+def split_bytes(members: Sequence[Call]) -> tuple[tuple[int, ...], ...]:
+    """Rows of bytes that each member of an uneven all-to-all sends to each place."""
+    rows = []
+    for call in members:
+        sent = call.input_splits or (even_split(call, len(members)),) * len(members)
+        rows.append(tuple(int(x) * itemsize(call.dtype) for x in sent))
+    return tuple(rows)
 
 
 def _checked(cost: Any, what: str) -> Any:

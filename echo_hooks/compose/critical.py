@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from echo_hooks.compose.engine import State, compiled
 from echo_hooks.compose.programs import CALL, HOST_CALL, RUN, SYNC, WAIT
 from echo_hooks.compose.result import CriticalPath
+from echo_hooks.compose.state import State, compiled
 from echo_hooks.compose.tables import Channels, Classes, Programs, Tables
 from echo_hooks.compose.world import World
 from echo_hooks.graph.program import Evidence
@@ -131,7 +131,7 @@ def _walk(
             channel = k.channel[k.port0[c] + p.call_port[p.call0[role] + call]]
             slot = ch.slot0[channel] + (repeat - 1) * ch.calls[channel] + p.call_number[p.call0[role] + call]
             row = p.call_record[p.call0[role] + call]
-            begin, end = s.ready[last0 + row], s.end[instance0 + row]
+            begin, end = s.ready[k.node0[c] // repeat + call], s.end[instance0 + row]
             if s.slot_ready[slot] == begin and s.slot_end[slot] < end:
                 end = s.slot_end[slot]  # the record holds the whole kernel's end
             if begin == s.start[last0 + row]:

@@ -5,119 +5,30 @@ order in which agents get their turn: no clock is needed, only a stack of agents
 runs until it needs a time that is not known yet.
 
 Semantics. A host thread issues its records in order, ``host_us`` after the one before (threads of one rank issue in the
-order of the program). A stream runs its records in order, each from the later of its issue and the end of the one
-before. WAIT ends no earlier than its event. SYNC and HOST_CALL hold their thread. A CALL arrives at all its meeting
-points when it starts; each point is served when all members have arrived and the point's call before is over (a
+order of the program: see below). A stream runs its records in order, each from the later of its issue and the end of
+the one before. WAIT ends no earlier than its event. SYNC and HOST_CALL hold their thread. A CALL arrives at all its
+meeting points when it starts; each point is served when all members have arrived and the point's call before is over (a
 communicator runs its calls in order), takes its duration, and the kernel ends with its last part.
+
+Threads. A rank's threads issue in the order of the trace, so that a block in one holds up what the others issued after
+it. In a trace the backward pass runs in the thread that asked for it, or (traces of a profiler) in another that this
+one waits for: either way nothing of the one can be issued before the other lets go. Of a thread that fetches data ahead
+the trace does not say where it hands over to the main thread; the order in which all went well once has every handover
+in it, while any other order could use data before they are there. It is late by no more than the fetcher's own waits.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from echo_hooks.compose.programs import CALL, HOST_CALL, RECORD, RUN, SYNC, WAIT
+from echo_hooks.compose.state import ARRIVING, DONE, FREE, ON_CALL, ON_RECORD, State, compiled, new_state
 from echo_hooks.compose.tables import Channels, Classes, Programs, Tables
-
-compiled = njit(cache=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
-"""For functions that only compiled code calls: they compile faster without the wrappers for Python."""
 
 QUEUE_DEPTH = 1024
 """Launches that a stream holds before the next launch blocks the host. CUDA documents no figure; 1,024 is what
 measurements on NVIDIA devices find (NVIDIA developer forum, "CUDA kernel launch queue")."""
-
-# What holds an agent up.
-FREE = 0  # nothing, or (a stream) its next record is not issued yet
-ON_RECORD = 1  # a record of the same rank has not ended
-ON_CALL = 2  # a call has not met all its members
-DONE = 3
-ARRIVING = 4  # a host call is issued and has still to arrive where it is met
-
-
-class State(NamedTuple):
-    """Per record over all copies (``instance``): ``issue``, ``end``. Per record of the last copy: ``start``, ``ready``.
-    Per agent: ``held``, ``clock`` (host: now; stream: end of its last record), ``at`` (host thread: the instance it
-    waits for or -1; stream: its next place over all copies), ``kernel_start``, ``pending`` (parts not served).
-    Per class: ``issued`` (records issued over all copies), ``host_held``, ``origin`` (host clock at the last copy's
-    begin). Per call instance (``slot``): ``arrived``, ``slot_ready``, ``slot_us``, ``slot_end``, ``head``.
-    """
-
-    issue: np.ndarray
-    end: np.ndarray
-    start: np.ndarray
-    ready: np.ndarray
-    held: np.ndarray
-    clock: np.ndarray
-    at: np.ndarray
-    kernel_start: np.ndarray
-    pending: np.ndarray
-    issued: np.ndarray
-    host_held: np.ndarray
-    origin: np.ndarray
-    last_issue: np.ndarray
-    arrived: np.ndarray
-    slot_ready: np.ndarray
-    slot_us: np.ndarray
-    slot_end: np.ndarray
-    head: np.ndarray
-    next_node: np.ndarray
-    node_agent: np.ndarray
-    served: np.ndarray
-    channel_end: np.ndarray
-    stack: np.ndarray
-    queued: np.ndarray
-    top: np.ndarray
-
-
-def new_state(tables: Tables, repeat: int) -> State:
-    """Nothing issued yet, for ``repeat`` copies of every class's program."""
-    programs, classes, channels = tables.programs, tables.classes, tables.channels
-    records = int(programs.n[classes.role].sum())
-    calls = np.diff(np.append(programs.call0, len(programs.call_record)))
-    agents = len(classes.agent_class)
-    slots = int(channels.calls.sum()) * repeat
-    nodes = int(calls[classes.role].sum()) * repeat
-    c = len(classes.role)
-    slot_us = np.zeros(slots)
-    for channel in range(len(channels.need)):
-        count, first = int(channels.calls[channel]), int(channels.first0[channel])
-        slot0 = int(channels.slot0[channel])
-        slot_us[slot0 : slot0 + count * repeat] = np.tile(channels.slot_us[first : first + count], repeat)
-    nan = np.nan
-    return State(
-        issue=np.full(records * repeat, nan),
-        end=np.full(records * repeat, nan),
-        start=np.full(records, nan),
-        ready=np.full(records, nan),
-        held=np.zeros(agents, np.int8),
-        clock=np.zeros(agents),
-        at=np.where(_is_host(classes), -1, 0).astype(np.int64),
-        kernel_start=np.full(agents, nan),
-        pending=np.zeros(agents, np.int64),
-        issued=np.zeros(c, np.int64),
-        host_held=np.zeros(c, np.int8),
-        origin=np.zeros(c),
-        last_issue=np.zeros(c),
-        arrived=np.zeros(slots, np.int32),
-        slot_ready=np.zeros(slots),
-        slot_us=slot_us,
-        slot_end=np.full(slots, nan),
-        head=np.full(slots, -1, np.int64),
-        next_node=np.full(nodes, -1, np.int64),
-        node_agent=np.full(nodes, -1, np.int64),
-        served=np.zeros(len(channels.need), np.int64),
-        channel_end=np.zeros(len(channels.need)),
-        stack=np.zeros(agents + 1, np.int64),
-        queued=np.zeros(agents, np.uint8),
-        top=np.zeros(1, np.int64),
-    )
-
-
-def _is_host(classes: Classes) -> np.ndarray:
-    local = np.arange(len(classes.agent_class)) - classes.agent0[classes.agent_class]
-    return local < classes.threads[classes.agent_class]
 
 
 def run(
@@ -225,7 +136,7 @@ def _arrive(
 
 
 @compiled
-def complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, last: bool):
+def complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int, copy: int, kernel: int, repeat: int):
     """All parts of a kernel are served: write their times, return the kernel's end."""
     role = k.role[c]
     record = p.record0[role] + kernel
@@ -244,9 +155,9 @@ def complete(p: Programs, k: Classes, ch: Channels, s: State, c: int, agent: int
         end = max(end, part_end)
         part = p.call_record[call]
         s.end[instance0 + part] = part_end
-        if last:
+        if copy == repeat - 1:
             s.start[k.last0[c] + part] = t
-            s.ready[k.last0[c] + part] = part_ready
+            s.ready[k.node0[c] // repeat + p.parts[i]] = part_ready
     s.end[instance0 + kernel] = end
     return end
 
@@ -286,7 +197,7 @@ def _release(p: Programs, k: Classes, ch: Channels, s: State, c: int, thread: in
     else:
         if s.pending[agent] > 0:
             return False
-        t = complete(p, k, ch, s, c, agent, copy, record, copy == repeat - 1)
+        t = complete(p, k, ch, s, c, agent, copy, record, repeat)
     s.clock[agent] = t
     s.at[agent] = -1
     s.held[agent] = FREE
@@ -409,7 +320,7 @@ def _run_stream(
                 s.held[agent] = ON_CALL
                 break
             s.held[agent] = FREE
-            end = complete(p, k, ch, s, c, agent, copy, record, last)
+            end = complete(p, k, ch, s, c, agent, copy, record, repeat)
         if action != CALL:
             s.end[instance] = end
             if last:

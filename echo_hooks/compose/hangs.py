@@ -7,10 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echo_hooks.compose.agreement import call_text, group_text, last_calls, rank_text, running_number, site_of_call
-from echo_hooks.compose.engine import ON_CALL, State
+from echo_hooks.compose.agreement import (
+    call_text,
+    group_text,
+    last_calls,
+    rank_text,
+    running_number,
+    site_of_call,
+    where_of_call,
+)
 from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.programs import HOST_CALL, PART, SYNC, WAIT
+from echo_hooks.compose.state import ON_CALL, State
 from echo_hooks.compose.tables import Tables
 from echo_hooks.compose.world import World
 from echo_hooks.graph.problems import Problem
@@ -65,6 +73,23 @@ def diagnose(world: World, partition: Partition, tables: Tables, state: State) -
         where = ", ".join(_blocked_text(scene, node) for node in stuck[:4])
         return Problem("hang", f"nothing can go on: {where}", tuple(range(world.world_size)))
     return _circular(scene, cycle, edges, stuck)
+
+
+def unreceived(world: World, partition: Partition, tables: Tables, state: State, repeat: int) -> Problem | None:
+    """The first send that no rank ever receives, after a run in which sends were buffered and all came to their end."""
+    scene = _Scene(world, partition, tables, state)
+    for channel, ends in enumerate(tables.ends):
+        count = int(tables.channels.calls[channel])
+        if state.served[channel] == count * repeat:
+            continue
+        copy, number = divmod(int(state.served[channel]), count)
+        for c, port in ends:
+            program = scene.program(c)
+            of_port = np.flatnonzero(program.call_port == port)
+            if program.ports[port].kind == Kind.SEND and number < len(of_port):
+                part = int(of_port[number])
+                return _missing(scene, Blocked(c, copy, _kernel_of(program, part), part), [])
+    return None
 
 
 def _stuck(scene: _Scene) -> list[Blocked]:
@@ -311,7 +336,8 @@ def _missing(scene: _Scene, node: Blocked, stuck: list[Blocked]) -> Problem:
             absent.append(r)
             if count:
                 last = last_calls(world, int(world.port_base[world.role_of[r]]) + p, count)
-                facts.append(f"rank {r} makes {count} calls there in a step, the last ones {last}")
+                span = "" if world.programs[world.role_of[r]].step_ends is not None else " in a step"
+                facts.append(f"rank {r} makes {count} calls there{span}, the last ones {last}")
         else:
             waiting.append(r)
     ranks = sorted({rank, *waiting, *absent})
@@ -320,7 +346,8 @@ def _missing(scene: _Scene, node: Blocked, stuck: list[Blocked]) -> Problem:
         text = (
             f"{rank_text(absent)} {verb} {running_number(world, own, number)} on"
             f" {group_text(world, world.group_of(rank, port))}, {call_text(world, program.calls[_kind(program, node)])}"
-            f" at {site_of_call(world, own, number)}, in which {rank_text(waiting or [rank])} wait"
+            f" at {where_of_call(world, own, number)}, in which {rank_text(waiting or [rank])}"
+            f" {'waits' if len(waiting) < 2 else 'wait'}"
         )
     else:
         verb = "receives" if program.ports[port].kind == Kind.SEND else "sends"
@@ -355,8 +382,8 @@ def _any_calls(world: World, rank: int, count: int = 3) -> str:
     program = world.programs[world.role_of[rank]]
     texts = []
     for call in range(max(0, len(program.call_record) - count), len(program.call_record)):
-        site = program.site(int(program.call_record[call])) or "unknown line"
-        texts.append(f"{call_text(world, program.calls[int(program.call_kind[call])])} at {site}")
+        where = program.where(int(program.call_record[call]))
+        texts.append(f"{call_text(world, program.calls[int(program.call_kind[call])])} at {where}")
     return ", ".join(texts)
 
 
@@ -365,16 +392,16 @@ def _blocked_text(scene: _Scene, node: Blocked, rank: int | None = None) -> str:
     rank = int(scene.partition.representative[node.class_]) if rank is None else rank
     port = int(program.call_port[node.part])
     call = program.calls[_kind(program, node)]
-    site = program.site(int(program.call_record[node.part])) or "unknown line"
+    where = program.where(int(program.call_record[node.part]))
     group = group_text(world, world.group_of(rank, port))
     if program.ports[port].kind == Kind.COLLECTIVE:
         own = int(world.port_base[scene.role(node.class_)]) + port
         number = running_number(world, own, int(program.call_number[node.part]))
-        return f"{call_text(world, call)}, {number} on {group} at {site}"
+        return f"{call_text(world, call)}, {number} on {group} at {where}"
     direction = "to" if program.ports[port].kind == Kind.SEND else "from"
     return (
         f"{call_text(world, call)} {direction} rank {world.peer_of(rank, port)}"
-        f" (#{int(program.call_number[node.part])} in this direction) on {group} at {site}"
+        f" (#{int(program.call_number[node.part])} in this direction) on {group} at {where}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -9,22 +10,22 @@ import numpy as np
 from echo_hooks.compose.costs import Costs, uneven
 from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.links import Links
-from echo_hooks.compose.programs import RUN, RoleProgram
+from echo_hooks.compose.programs import RUN, Call, RoleProgram
 from echo_hooks.compose.tables import Tables, cost_of
 from echo_hooks.compose.world import World, calls_of_port
 from echo_hooks.graph.ops import OpSignature
 from echo_hooks.graph.program import Kind
+from echo_hooks.overlap.pair import Call as PairCall
+from echo_hooks.overlap.pair import Kernel
 
 
 class Overlap(Protocol):
     """How much a kernel and a communication on one GPU slow each other down; see ``echo_hooks.overlap``."""
 
-    def slowdown(
-        self, op: OpSignature, run_us: float, call: str, bytes: int, ranks: int, cost: Any
-    ) -> tuple[float, float, float]:
-        """Factors, 1 for none: of the kernel while the communication moves data, of the kernel while it only waits for
-        a member, of the communication while the kernel runs. ``run_us``: the kernel alone. ``call``: the collective's
-        name, "send" or "recv"; ``cost``: the network's answer for it."""
+    def slowdowns(self, pairs: Sequence[tuple[Kernel, PairCall]]) -> np.ndarray:
+        """Factors [n, 3], 1 for none: of the kernel while the communication moves data, of the kernel while it only
+        waits for a member, of the communication while the kernel runs. All distinct pairs of a plan are asked at
+        once."""
         ...
 
 
@@ -86,8 +87,8 @@ def build_interference(
     )
 
 
-def _distinct_kernels(program: RoleProgram) -> tuple[np.ndarray, list[tuple[OpSignature, float]]]:
-    """Row per record, and (signature, duration) per row; kernels are told apart by their op."""
+def _distinct_kernels(program: RoleProgram) -> tuple[np.ndarray, list[Kernel]]:
+    """Row per record, and kernel per row; they are told apart by their op."""
     of_record = np.zeros(program.n, np.int64)
     records = np.flatnonzero(program.action == RUN)
     distinct, first, inverse = np.unique(program.program.op[records], return_index=True, return_inverse=True)
@@ -95,7 +96,7 @@ def _distinct_kernels(program: RoleProgram) -> tuple[np.ndarray, list[tuple[OpSi
     kernels = []
     for op, i in zip(distinct.tolist(), first.tolist()):
         signature = program.ops[op] if op >= 0 else OpSignature("")
-        kernels.append((signature, float(program.run_us[records[i]])))
+        kernels.append(Kernel(signature, float(program.run_us[records[i]])))
     return of_record, kernels
 
 
@@ -103,10 +104,13 @@ def _overlap_tables(world: World, partition: Partition, costs: Costs, overlap: O
     if overlap is None:
         none = np.zeros(1)
         return np.zeros(len(partition.representative), np.int64), none, none, none
-    known: dict[tuple, tuple[float, float, float]] = {}
+    asked: dict[tuple[int, int], int] = {}
+    kernel_numbers: dict[Kernel, int] = {}  # pairs are looked up by numbers: signatures are slow to hash
+    call_numbers: dict[PairCall, int] = {}
+    nothing = -1  # an uneven all-to-all: how long it takes alone is not known
     placed: dict[tuple, int] = {}
     table0 = np.zeros(len(partition.representative), np.int64)
-    rows: list[tuple[float, float, float]] = []
+    rows: list[int] = []
     for c, rank in enumerate(partition.representative.tolist()):
         role = int(world.role_of[rank])
         program = world.programs[role]
@@ -117,18 +121,37 @@ def _overlap_tables(world: World, partition: Partition, costs: Costs, overlap: O
             table0[c] = placed[same]
             continue
         table0[c] = placed[same] = len(rows)
-        for signature, run_us in kernels[role][1]:
-            for call, cost in zip(program.calls, answers):
-                if cost is None:
-                    rows.append((1.0, 1.0, 1.0))
-                    continue
-                size = world.groups[program.ports[call.port].group].size if call.kind == Kind.COLLECTIVE else 2
-                key = (signature, run_us, call.name, call.total_bytes, size, id(cost))
-                if key not in known:
-                    known[key] = overlap.slowdown(signature, run_us, call.name, call.total_bytes, size, cost)
-                rows.append(known[key])
-    factors = np.maximum(np.asarray(rows or [(1.0, 1.0, 1.0)], np.float64), 1.0) - 1.0
+        beside = [
+            nothing if cost is None else _numbered(call_numbers, _beside(world, program, x, cost, costs))
+            for x, cost in zip(program.calls, answers)
+        ]
+        for kernel in kernels[role][1]:
+            number = _numbered(kernel_numbers, kernel)
+            rows += [nothing if b == nothing else asked.setdefault((number, b), len(asked)) for b in beside]
+    factors = np.ones((len(asked) + 1, 3))  # the last for nothing
+    if asked:
+        of_kernels, of_calls = list(kernel_numbers), list(call_numbers)
+        factors[:-1] = overlap.slowdowns([(of_kernels[k], of_calls[b]) for k, b in asked])
+    factors = np.maximum(factors, 1.0)[np.asarray(rows or [nothing])] - 1.0
     return table0, *(np.ascontiguousarray(factors[:, i]) for i in range(3))
+
+
+def _numbered(numbers: dict, key: Any) -> int:
+    return numbers.setdefault(key, len(numbers))
+
+
+def _beside(world: World, program: RoleProgram, call: Call, cost: Any, costs: Costs) -> PairCall:
+    size = world.groups[program.ports[call.port].group].size if call.kind == Kind.COLLECTIVE else 2
+    return PairCall(
+        name=call.name,
+        bytes=call.total_bytes,
+        run_us=cost.duration_us,
+        channels=int(getattr(cost, "channels", 0)),
+        ranks=size,
+        ranks_per_node=min(size, costs.accelerators_per_node),
+        algorithm=str(getattr(cost, "algorithm", "")),
+        protocol=str(getattr(cost, "protocol", "")),
+    )
 
 
 def _loads(world: World, partition: Partition, tables: Tables, links: Links | None):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echo_hooks.compose.costs import Costs, uneven
+from echo_hooks.compose.costs import Costs, split_bytes, uneven
 from echo_hooks.compose.programs import Call
 from echo_hooks.compose.world import World, calls_of_port
 from echo_hooks.graph.program import Kind
@@ -34,7 +34,11 @@ class Links:
 
 
 def find_links(world: World, costs: Costs) -> Links | None:
-    """All loads of a world's calls; None when the network names no resources. Uneven all-to-alls load nothing."""
+    """All loads of a world's calls; None when the network names no resources.
+
+    Those of an uneven all-to-all are of its whole duration, by what each member sends to each; where a group makes
+    several that one member sees alike and another does not, all take the loads of the first.
+    """
     if not costs.capacity:
         return None
     numbers: dict[tuple, int] = {}
@@ -57,6 +61,8 @@ def find_links(world: World, costs: Costs) -> Links | None:
             calls |= {_key(call): call for call in of_port[port]}
         for call in calls.values():
             resource, demand = costs.loads_of_collective(call, world.members[g])
+            add(call, np.full(len(resource), i), resource, demand)
+        for call, (resource, demand) in _uneven_loads(world, costs, g).items():
             add(call, np.full(len(resource), i), resource, demand)
     senders: list[np.ndarray] = []
     owners = len(groups)
@@ -85,9 +91,32 @@ def find_links(world: World, costs: Costs) -> Links | None:
     )
 
 
+def _uneven_loads(world: World, costs: Costs, group: int) -> dict[Call, tuple[np.ndarray, np.ndarray]]:
+    """(resource, bytes per us) of a group's uneven all-to-alls, by the call as each member makes it."""
+    loads: dict[Call, tuple[np.ndarray, np.ndarray]] = {}
+    ports, ranks = world.member_port[group], world.members[group]
+    if (ports < 0).any() or not any(any(map(uneven, calls_of_port(world, int(p)))) for p in set(ports.tolist())):
+        return loads
+    known: dict[tuple, tuple[np.ndarray, np.ndarray]] = {}
+    for made in zip(*(calls_of_port(world, int(port)) for port in ports)):
+        made_uneven = [call for call in made if uneven(call)]  # those of the others count as even
+        if all(call in loads for call in made_uneven):
+            continue
+        splits = split_bytes(made)
+        if any(len(row) != len(ranks) for row in splits):
+            continue  # a mismatch, which is told elsewhere
+        if splits not in known:
+            known[splits] = costs.loads_of_collective(made[0], ranks, splits)
+        for call in made_uneven:
+            loads.setdefault(call, known[splits])
+    return loads
+
+
 def _key(call: Call) -> tuple:
     kind = "collective" if call.kind == Kind.COLLECTIVE else "send"
-    return (kind, call.name if kind == "collective" else "", call.total_bytes, call.dtype, call.root, call.count)
+    name = call.name if kind == "collective" else ""
+    splits = (call.input_splits, call.output_splits) if uneven(call) else ()
+    return (kind, name, call.total_bytes, call.dtype, call.root, call.count, *splits)
 
 
 class LinkColours:

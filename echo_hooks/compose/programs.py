@@ -39,7 +39,7 @@ class Call:
     """What must agree between the ranks that meet in a call, and what its cost depends on.
 
     ``root``: place of the root in the group, -1 for none. ``total_bytes``/``count``: of all calls of its batch on the
-    same port with the same operation, which travel as one.
+    same port with the same operation, which travel as one. ``objects``: pickled ones, as long as the longest member's.
     """
 
     port: int
@@ -53,11 +53,12 @@ class Call:
     total_bytes: int
     input_splits: tuple[int, ...] = ()
     output_splits: tuple[int, ...] = ()
+    objects: bool = False
 
     @property
     def agreement(self) -> tuple:
-        """What all members of a collective must have in common (the bytes of an uneven all-to-all may differ)."""
-        uneven = bool(self.input_splits or self.output_splits)
+        """What all members of a collective must have in common (the bytes of uneven all-to-alls and of objects may differ)."""
+        uneven = self.objects or bool(self.input_splits or self.output_splits)
         return (self.name, self.reduce, -1 if uneven else self.bytes, self.dtype, self.root)
 
 
@@ -65,11 +66,13 @@ class Call:
 class RoleProgram:
     """One role's program of ``n`` records.
 
-    Per record: ``action``, ``run_us`` (duration alone of RUN), ``place`` (position in its stream's list), and CSR
-    lists ``waits`` (WAIT and SYNC: records to wait for; -1-i is record i of the copy before) and ``parts`` (CALL and
-    HOST_CALL: indices of calls). Per call, in program order: ``call_record``, ``call_port``, ``call_kind`` (index into
-    ``calls``), ``call_number`` (its place among the port's calls) and ``call_share`` (of its batch's duration).
-    ``stream_start``/``stream_records``: CSR, what each stream runs in order.
+    Per record: ``action``, ``host_us`` (with the host's own work), ``run_us`` (duration alone of RUN), ``place``
+    (position in its stream's list), and CSR lists ``waits`` (WAIT and SYNC: records to wait for; -1-i is record i
+    of the copy before) and ``parts`` (CALL and HOST_CALL: indices of calls). Per call, in program order:
+    ``call_record``, ``call_port``, ``call_kind`` (index into ``calls``), ``call_number`` (its place among the
+    port's calls) and ``call_share`` (of its batch's duration). ``stream_start``/``stream_records``: CSR, what each
+    stream runs in order. ``step_ends``: of a whole program, set-up and warm-up included, see RankTrace; None for
+    the measured steps alone.
     """
 
     role: Role
@@ -78,6 +81,7 @@ class RoleProgram:
     steps: int
     n: int
     action: np.ndarray
+    host_us: np.ndarray
     run_us: np.ndarray
     place: np.ndarray
     thread: np.ndarray
@@ -95,6 +99,7 @@ class RoleProgram:
     call_kind: np.ndarray
     call_number: np.ndarray
     call_share: np.ndarray
+    step_ends: tuple[int, ...] | None = None
 
     @property
     def threads(self) -> int:
@@ -102,6 +107,14 @@ class RoleProgram:
 
     def site(self, record: int) -> str:
         return self.program.strings[int(self.program.site[record])]
+
+    def where(self, record: int) -> str:
+        """Source line, module and how many optimizer steps came before, as far as known."""
+        module = self.program.strings[int(self.program.module[record])]
+        steps = int(np.searchsorted(self.step_ends, record, side="right")) if self.step_ends else 0
+        text = self.site(record) or "unknown line"
+        text += f" in {module}" if module else ""
+        return text + (f" after {steps} optimizer step{'s' * (steps > 1)}" if steps else "")
 
 
 def role_program(role: Role, trace: RankTrace, groups: GroupTable, timed: bool = True) -> RoleProgram:
@@ -145,6 +158,7 @@ def role_program(role: Role, trace: RankTrace, groups: GroupTable, timed: bool =
         steps=max(1, trace.steps),
         n=n,
         action=action,
+        host_us=program.host_us + np.where((kind == Kind.HOST) & (program.duration_us > 0), program.duration_us, 0.0),
         run_us=np.where(local & timed, program.duration_us, 0.0),
         place=place,
         thread=np.unique(program.thread, return_inverse=True)[1].astype(np.int32),
@@ -155,6 +169,7 @@ def role_program(role: Role, trace: RankTrace, groups: GroupTable, timed: bool =
         stream_start=stream_start,
         stream_records=stream_records,
         ports=ports,
+        step_ends=None if timed else tuple(trace.step_ends),
         port_count=np.bincount(columns["call_port"], minlength=len(ports)),
         calls=calls,
         **columns,
@@ -266,6 +281,7 @@ def _calls(program: Program, ops: list[OpSignature], groups: GroupTable, records
                 total_bytes=t,
                 input_splits=tuple(signature.attr("input_splits") or ()),
                 output_splits=tuple(signature.attr("output_splits") or ()),
+                objects=bool(signature.attr("objects")),
             )
         )
     number = np.zeros(m, np.int64)

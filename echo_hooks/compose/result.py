@@ -35,8 +35,9 @@ class Timeline:
 
     Arrays run over the records of ``program``, in microseconds from the start of the step on the representative's
     host clock: ``issue_us`` when the host issued the record, ``start_us``/``end_us`` when it ran (NaN for records
-    that never run on a stream). For communication ``ready_us`` is when the last member had arrived (data moves from
-    then on). ``slowdown``: duration over duration alone, 1.0 where nothing overlapped. ``slack_us``: how much later the
+    that never run on a stream). For communication (the records ``calls``) ``calls_ready_us`` is when the last
+    member had arrived (data moves from then on); ``ready_us`` has the same by record.
+    ``slowdown``: duration over duration alone, 1.0 where nothing overlapped. ``slack_us``: how much later the
     record could end (one without an end: be issued) before the step's last rank ends later; 0 on the critical path,
     None where it was not worked out. Adding ``offset_us`` puts the timelines of one composition on a common clock.
     """
@@ -47,12 +48,25 @@ class Timeline:
     program: Program
     issue_us: np.ndarray
     start_us: np.ndarray
-    ready_us: np.ndarray
     end_us: np.ndarray
     slowdown: np.ndarray
     breakdown: Breakdown
+    calls: np.ndarray
+    calls_ready_us: np.ndarray
     offset_us: float = 0.0
     slack_us: np.ndarray | None = None
+
+    @property
+    def ready_us(self) -> np.ndarray:
+        """Made anew each time: few records are communication, and an unfolded world has many timelines."""
+        return expanded(self.calls_ready_us, self.calls, len(self.program))
+
+
+def expanded(values: np.ndarray, records: np.ndarray, n: int) -> np.ndarray:
+    """``values`` at ``records`` among ``n``, NaN elsewhere."""
+    full = np.full(n, np.nan)
+    full[records] = values
+    return full
 
 
 @dataclass

@@ -40,7 +40,7 @@ class RankFacts:
 
     ``point_to_point``: indices of groups on which the rank sends or receives. ``roots``: (group, root's global rank) of
     its rooted collectives. ``hands_on``: it sends or receives whole numbers, which a later rank's script may act on.
-    ``nothing``: why the rank has no measured step, "" when it has.
+    ``unanswered``: as in RankTrace. ``nothing``: why the rank has no measured step, "" when it has.
     """
 
     rank: int
@@ -50,6 +50,7 @@ class RankFacts:
     hands_on: bool = False
     memory: MemorySummary = field(default_factory=MemorySummary)
     assumptions: tuple[Assumption, ...] = ()
+    unanswered: frozenset[int] = frozenset()
     nothing: str = ""
 
 
@@ -72,6 +73,7 @@ def rank_facts(trace: RankTrace, nothing: str = "") -> RankFacts:
         hands_on,
         trace.memory,
         tuple(trace.assumptions),
+        frozenset(trace.unanswered),
         nothing,
     )
 
@@ -86,12 +88,15 @@ def _whole_numbers(dtype: str) -> bool:
 def program_signature(trace: RankTrace) -> bytes:
     """16 bytes, equal for ranks whose programs are equal once groups and peers are named by place, not by number.
 
-    Counts: order, kinds, ops with their shapes, bytes, streams, events, threads, batches, the family and size of each
+    Counts: the groups made in calls that all ranks must make alike;
+    order, kinds, ops with their shapes, bytes, streams, events, threads, batches, the family and size of each
     group, and the *place* of roots and peers in it. Of the prologue only communication counts, and of its ops the
     names: nothing there is timed. Does not count: host times, labels (module, phase, micro-batch, site), tags of
     device communication (NCCL has none), and the rank's own place in its groups.
     """
     digest = blake2b(str(trace.steps).encode(), digest_size=16)
+    for group in trace.created:
+        digest.update(repr(trace.groups[group].ranks).encode())
     ops = np.array([_number(_op_text(op)) for op in trace.ops] + [0], np.int64)  # op -1 finds the appended 0
     # The root of a scatter holds a list that the others do not: before the steps that makes no difference.
     names = np.array([_number(op.name) for op in trace.ops] + [0], np.int64)

@@ -8,12 +8,13 @@ import numpy as np
 
 from echo_hooks.compose.agreement import mismatches
 from echo_hooks.compose.costs import Costs
-from echo_hooks.compose.engine import State, run
+from echo_hooks.compose.engine import run
 from echo_hooks.compose.fluid import run_fluid
 from echo_hooks.compose.folding import Partition, fold, unfolded
-from echo_hooks.compose.hangs import diagnose
+from echo_hooks.compose.hangs import diagnose, unreceived
 from echo_hooks.compose.interference import Overlap, build_interference
 from echo_hooks.compose.links import find_links
+from echo_hooks.compose.state import State
 from echo_hooks.compose.tables import Tables, build_tables
 from echo_hooks.compose.world import World
 from echo_hooks.graph.problems import Problem
@@ -64,7 +65,9 @@ def simulate(
         tables = build_tables(world, partition, costs, repeat, scale, buffered_bytes=BUFFERED_SEND_BYTES)
         state, finished = run(tables, repeat, host_launch_us)
         if finished:
-            problems = [_unsafe(problems[0])]
+            lost = unreceived(world, partition, tables, state, repeat)
+            problems = [_unsafe(problems[0]) if lost is None else lost]
+            finished = lost is None
     if not finished:
         return Simulation(world, partition, tables, None, problems)
     interference = build_interference(world, partition, tables, costs, overlap, links)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from echo_hooks.compose.engine import QUEUE_DEPTH, State, compiled
+from echo_hooks.compose.engine import QUEUE_DEPTH
 from echo_hooks.compose.programs import CALL, HOST_CALL, RECORD, RUN, SYNC, WAIT
+from echo_hooks.compose.state import State, compiled
 from echo_hooks.compose.tables import Channels, Classes, Programs, Tables
 
 MOST_RECORDS = 4_000_000
@@ -186,4 +187,7 @@ def _slacks(p: Programs, k: Classes, ch: Channels, s: State, repeat: int, latest
             record = p.call_record[call]
             if not k.buffered[k.cost0[c] + p.call_kind[call]]:  # it ends for all its members at once
                 end = first_call + 2 * _number(p, k, ch, c, call) + 1
-                slack[k.last0[c] + record] = latest[end] - s.end[instance0 + record]
+                channel = k.channel[k.port0[c] + p.call_port[call]]
+                # Not the record's own end: that of a batch's last call is its kernel's.
+                slot = ch.slot0[channel] + (repeat - 1) * ch.calls[channel] + p.call_number[call]
+                slack[k.last0[c] + record] = latest[end] - s.slot_end[slot]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echo_hooks.compose.costs import Costs, uneven
+from echo_hooks.compose.costs import Costs, split_bytes, uneven
 from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.programs import Call, RoleProgram
 from echo_hooks.compose.world import World, calls_of_port
@@ -111,7 +111,7 @@ def concatenate(programs: Sequence[RoleProgram]) -> Programs:
         n=np.asarray([p.n for p in programs], np.int64),
         record0=bases([p.n for p in programs]),
         action=joined("action", np.uint8),
-        host_us=np.concatenate([p.program.host_us for p in programs]).astype(np.float64),
+        host_us=np.concatenate([p.host_us for p in programs]).astype(np.float64),
         thread=joined("thread", np.int64),
         run_us=joined("run_us", np.float64),
         stream=np.concatenate([p.program.stream for p in programs]).astype(np.int64),
@@ -249,26 +249,21 @@ def _uneven_costs(
     for channel, of_channel in enumerate(ends):
         c, j = of_channel[0]
         rank = int(partition.representative[c])
-        program = world.programs[world.role_of[rank]]
-        if program.ports[j].kind != Kind.COLLECTIVE or not any(uneven(x) for x in program.calls if x.port == j):
+        if world.programs[world.role_of[rank]].ports[j].kind != Kind.COLLECTIVE:
+            continue
+        if not any(_any_uneven(world, partition, *end) for end in of_channel):
             continue
         group = world.group_of(rank, j)
         ranks = world.members[group]
         place = costs.placement(ranks)
         sequences = [calls_of_port(world, int(port)) for port in world.member_port[group]]
         for i, members in enumerate(zip(*sequences)):
-            if all(uneven(call) for call in members):
+            if any(uneven(call) for call in members):
                 cost = costs.collective(members[0], ranks, place, split_bytes(members))
                 slot_us[int(first0[channel]) + i] = cost.duration_us
     return slot_us
 
 
-def split_bytes(members: Sequence[Call]) -> tuple[tuple[int, ...], ...]:
-    """Rows of bytes that each member of an uneven all-to-all sends to each place."""
-    rows = []
-    for call in members:
-        elements = max(sum(call.input_splits), sum(call.output_splits), 1)
-        size = call.bytes // elements
-        sent = call.input_splits or (sum(call.output_splits) // len(members),) * len(members)
-        rows.append(tuple(int(x) * size for x in sent))
-    return tuple(rows)
+def _any_uneven(world: World, partition: Partition, c: int, port: int) -> bool:
+    program = world.programs[world.role_of[partition.representative[c]]]
+    return any(uneven(call) for call in program.calls if call.port == port)

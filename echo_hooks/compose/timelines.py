@@ -6,11 +6,11 @@ import numpy as np
 
 from echo_hooks.compose.breakdown import breakdown
 from echo_hooks.compose.critical import critical_path, evidence_shares
-from echo_hooks.compose.engine import State
 from echo_hooks.compose.folding import Partition
 from echo_hooks.compose.programs import SYNC, RoleProgram
-from echo_hooks.compose.result import Breakdown, Composition, Timeline
+from echo_hooks.compose.result import Breakdown, Composition, Timeline, expanded
 from echo_hooks.compose.slack import record_slack
+from echo_hooks.compose.state import State
 from echo_hooks.compose.tables import Tables
 from echo_hooks.compose.world import World
 from echo_hooks.errors import UsageError
@@ -82,7 +82,8 @@ def _timeline(
     last = int(tables.classes.last0[c])
     instance = int(tables.classes.instance0[c]) + (repeat - 1) * n
     # Views, moved to the rank's own clock in place: copies would double the memory of an unfolded world.
-    start, ready = state.start[last : last + n], state.ready[last : last + n]
+    first = int(tables.classes.node0[c]) // repeat
+    start, calls_ready = state.start[last : last + n], state.ready[first : first + len(program.call_record)]
     issue, end = state.issue[instance : instance + n], state.end[instance : instance + n]
     end[program.action == SYNC] = np.nan  # the engine keeps when the host went on there
 
@@ -95,10 +96,11 @@ def _timeline(
         name_of_port.append(names.index(name))
     name_of = np.full(n, -1, np.int64)
     name_of[program.call_record] = np.asarray(name_of_port, np.int64)[program.call_port] if names else -1
+    ready = expanded(calls_ready, program.call_record, n)
     parts = breakdown(program.program.kind, name_of, names, start, ready, end, until, period, program.steps)
     slowdown = _slowdown(program, tables, state, c, repeat, start, end)
     zero = float(state.origin[c])
-    for times in (issue, start, ready, end):
+    for times in (issue, start, calls_ready, end):
         times -= zero
     return Timeline(
         representative=int(ranks[0]),
@@ -107,7 +109,8 @@ def _timeline(
         program=program.program,
         issue_us=issue,
         start_us=start,
-        ready_us=ready,
+        calls=program.call_record,
+        calls_ready_us=calls_ready,
         end_us=end,
         slowdown=slowdown,
         breakdown=parts,

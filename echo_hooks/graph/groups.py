@@ -15,6 +15,7 @@ class Group:
     ``family``/``member``: the family's number and this group's place in it. Within one family each rank is in at
     most one group.
     ``desc``: the group_desc given by the script or framework ("" when none).
+    ``local``: made by a call that not all ranks make (local synchronisation, a split of another group).
     """
 
     index: int
@@ -25,6 +26,7 @@ class Group:
     desc: str = ""
     family: int = 0
     member: int = 0
+    local: bool = False
 
     @property
     def size(self) -> int:
@@ -53,7 +55,14 @@ class GroupTable:
         return iter(self.groups)
 
     def add(
-        self, ranks: tuple[int, ...], *, name: str = "", backend: str = "nccl", site: str = "", desc: str = ""
+        self,
+        ranks: tuple[int, ...],
+        *,
+        name: str = "",
+        backend: str = "nccl",
+        site: str = "",
+        desc: str = "",
+        local: bool = False,
     ) -> Group:
         """Register the next group.
 
@@ -71,7 +80,7 @@ class GroupTable:
         members = self._families[family]
         members.append(index)
         label = name or (self.groups[members[0]].name if len(members) > 1 else desc or f"group{index}")
-        group = Group(index, label, tuple(ranks), backend, site, desc, family, len(members) - 1)
+        group = Group(index, label, tuple(ranks), backend, site, desc, family, len(members) - 1, local)
         self.groups.append(group)
         return group
 

@@ -30,6 +30,7 @@ def renumber_groups(trace: RankTrace, merged: GroupTable, mapping: np.ndarray) -
     for part in (trace.prologue, trace.program):
         column = part.columns["group"]
         part.columns["group"] = with_none[column].astype(column.dtype)
+    trace.created = [int(mapping[g]) for g in trace.created]
     trace.groups = merged
 
 

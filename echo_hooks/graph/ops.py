@@ -20,6 +20,16 @@ def dtype_name(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def itemsize(dtype: str) -> int:
+    """Bytes of one element of a dtype by its torch name."""
+    if dtype == "bool":
+        return 1
+    for bits in (128, 64, 32, 16):
+        if dtype.endswith(str(bits)):
+            return bits // 8
+    return 1  # int8, uint8, float8_e4m3fn and its kin
+
+
 def meta_of(tensor: Any) -> TensorMeta:
     """Meta of a torch tensor (which this module need not import to read)."""
     return TensorMeta(tuple(int(n) for n in tensor.shape), dtype_name(tensor.dtype), tensor.is_contiguous())
@@ -38,6 +48,8 @@ class OpSignature:
     "max", ...), ``input_splits``/``output_splits`` (elements, uneven all-to-all), ``count`` (tensors in a coalesced
     call). For fused attention ``causal``, for foreach and fused optimizer ops ``tensors`` (how many), for float32
     products ``tf32`` (allowed or not), for copies ``direction``.
+    ``call``: the arguments' structure, with which the op can be called again (echo_hooks/capture/calls.py); "" where
+    the tracer could not tell.
     """
 
     name: str
@@ -47,6 +59,7 @@ class OpSignature:
     bytes_read: int = 0
     bytes_written: int = 0
     attrs: tuple[tuple[str, Any], ...] = ()
+    call: str = ""
 
     def attr(self, name: str, default: Any = None) -> Any:
         for key, value in self.attrs:

@@ -19,7 +19,7 @@ class Kind(IntEnum):
     RECORD_EVENT = 5  # `event` completes when all earlier work of `stream` has
     WAIT_EVENT = 6  # later work of `stream` starts no earlier than `event` completes
     SYNC = 7  # the host waits: for `event` if >= 0, else for `stream` if >= 0, else for the whole device
-    HOST = 8  # nothing but host time
+    HOST = 8  # host time, and where it has an op, work of the host's on tensors that hold no data: `duration_us`
     MARK = 9  # a boundary; its op is "step_begin" or "step_end" and `seq` the step's number
 
 
@@ -66,7 +66,7 @@ COLUMNS: dict[str, type] = {
     "module": np.int32,  # index into Program.strings
     "phase": np.uint8,
     "microbatch": np.int16,  # -1: unknown
-    "site": np.int32,  # index into Program.strings: "file:line" of the user's code; communication only
+    "site": np.int32,  # index into Program.strings: "file:line" of the user's code; communication and SYNC only
 }
 
 DEFAULTS: dict[str, float] = {

@@ -49,6 +49,7 @@ class Recorder:
     program: ProgramBuilder = field(default_factory=ProgramBuilder)
     memory: MemoryEvents = field(default_factory=MemoryEvents)
     assumptions: dict[tuple[str, str, str], Assumption] = field(default_factory=dict)
+    unanswered: set[int] = field(default_factory=set)  # ranks that would have known values that had to be made up
     notes: list[str] = field(default_factory=list)
     one_offs: list[tuple[int, int]] = field(default_factory=list)  # [first, end) of records that no later step repeats
     stream: int = DEFAULT_STREAM
@@ -57,6 +58,7 @@ class Recorder:
     microbatch: int = -1
     overhead_ns: int = 0  # of each entry, spent before our clock can stop: see capture.overhead
     paused: bool = False
+    relabel: Callable[[], None] | None = None  # sets module and phase anew before a communication: no op precedes it
     _thread: int = field(default_factory=threading.get_ident)
     _threads: dict[int, int] = field(default_factory=dict)
     _depth: int = 0
@@ -74,6 +76,10 @@ class Recorder:
 
     # ---- time ----
 
+    def ours(self) -> bool:
+        """Whether the calling thread is the one whose host time the program tells: the first."""
+        return threading.get_ident() == self._thread
+
     @contextmanager
     def own_time(self):
         """Echo's own time: the host clock of the program stands still inside."""
@@ -84,14 +90,14 @@ class Recorder:
             self.leave()
 
     def enter(self) -> None:
-        if threading.get_ident() != self._thread:  # the clock is the first thread's
+        if not self.ours():
             return
         if self._depth == 0:
             self.host_ns += self.clock_ns() - self._left_ns
         self._depth += 1
 
     def leave(self) -> None:
-        if threading.get_ident() != self._thread:
+        if not self.ours():
             return
         self._depth -= 1
         if self._depth == 0:
@@ -99,7 +105,7 @@ class Recorder:
 
     def enter_from_dispatch(self) -> None:
         """As ``enter``, for an op that came through the dispatch mode: the way there is Echo's own time too."""
-        outermost = self._depth == 0 and threading.get_ident() == self._thread
+        outermost = self._depth == 0 and self.ours()
         self.enter()
         if outermost:
             self.host_ns = max(0, self.host_ns - self.overhead_ns)
@@ -114,7 +120,7 @@ class Recorder:
     def _append(self, kind: Kind, **values) -> int:
         if self.paused:
             return -1
-        if threading.get_ident() != self._thread:
+        if not self.ours():
             return self._append_aside(kind, **values)
         outside = self._depth == 0  # called without own_time(): still never counts our own work
         if outside:
@@ -143,6 +149,10 @@ class Recorder:
     def copy(self, op: int, bytes: int, stream: int | None = None) -> int:
         return self._append(Kind.COPY, op=op, bytes=bytes, stream=self.stream if stream is None else stream)
 
+    def host_work(self, op: int, bytes: int) -> int:
+        """Work of the host that did not run here, as its tensors hold no data: ``bytes`` of memory read and written."""
+        return self._append(Kind.HOST, op=op, bytes=bytes)
+
     def record_event(self, stream: int | None = None) -> int:
         """A new event at the end of ``stream``; returns its number."""
         event = self._next_event
@@ -156,10 +166,19 @@ class Recorder:
 
     def sync(self, *, event: int = -1, stream: int = -1) -> None:
         """The host waits for an event, a stream, or (neither given) the device."""
-        self._append(Kind.SYNC, event=event, stream=stream)
+        self._append(Kind.SYNC, event=event, stream=stream, site=self.program.string(self.site()))
 
     def mark(self, name: str, number: int) -> int:
         return self._append(Kind.MARK, op=self.ops.add(OpSignature(name)), seq=number)
+
+    @contextmanager
+    def labelled(self, microbatch: int):
+        """What is recorded inside belongs to this micro-batch (counted from 0 within the step)."""
+        before, self.microbatch = self.microbatch, microbatch
+        try:
+            yield
+        finally:
+            self.microbatch = before
 
     @contextmanager
     def one_off(self):
@@ -201,6 +220,8 @@ class Recorder:
         site: str | None = None,
     ) -> int:
         """One collective, send or recv on ``stream`` (HOST_STREAM for gloo); part of the open batch, if one is."""
+        if self.relabel is not None and threading.get_ident() == self._thread:
+            self.relabel()
         return self._append(
             kind,
             op=self.ops.add(signature),
@@ -272,6 +293,13 @@ class Recorder:
 # Their frames stand between a script and what it calls: context managers, decorators (@deprecated), thread starters.
 _WRAPPERS = ("contextlib.py", "functools.py", "typing_extensions.py", "warnings.py", "threading.py", "runpy.py")
 _FOREIGN: dict[str, bool] = {}
+_OURS: set[str] = {_ECHO}
+
+
+def own_sources(directory: str) -> None:
+    """Code below ``directory`` is Echo's: a source line is never one of its."""
+    _OURS.add(directory)
+    _FOREIGN.clear()
 
 
 def _foreign(filename: str) -> bool:
@@ -279,7 +307,7 @@ def _foreign(filename: str) -> bool:
     if answer is None:
         torch = sys.modules.get("torch")
         torch_dir = os.path.dirname(getattr(torch, "__file__", "") or "/nonexistent/torch")
-        answer = filename.startswith((torch_dir + os.sep, _ECHO + os.sep, "<")) or filename.endswith(
+        answer = filename.startswith((torch_dir + os.sep, "<", *(own + os.sep for own in _OURS))) or filename.endswith(
             tuple(os.sep + name for name in _WRAPPERS)
         )
         _FOREIGN[filename] = answer

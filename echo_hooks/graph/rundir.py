@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from echo_hooks.graph.roles import MemorySummary, Role
 
 FORMAT = 1
 MAX_ROWS = 200_000_000
+_GROUP_FIELDS = ("index", "name", "ranks", "backend", "site", "desc", "family", "member")
 _STRING_COLUMNS = ("dtype", "module", "site")
 
 
@@ -41,6 +43,9 @@ class RankTrace:
     ``steps``: how many optimizer steps ``program`` holds.
     ``memory_events``: numpy columns (MEMORY_COLUMNS) of the measured steps.
     ``tokens_per_step``: tokens this rank's embedding looked up in a step, 0 when unknown.
+    ``created``: the groups that this rank made in calls which all ranks must make alike, in order.
+    ``step_ends``: for every optimizer step, warm-up too, how many records of ``whole()`` had been made at its end.
+    ``unanswered``: ranks that would have known a value which this one had to make up and which can steer a script.
     """
 
     rank: int
@@ -55,6 +60,9 @@ class RankTrace:
     steps: int = 1
     tokens_per_step: int = 0
     trace_seconds: float = 0.0
+    created: list[int] = field(default_factory=list)
+    step_ends: list[int] = field(default_factory=list)
+    unanswered: list[int] = field(default_factory=list)
 
     def whole(self) -> Program:
         """Prologue and measured steps as one program."""
@@ -93,7 +101,7 @@ def write_table(path: Path, table: pa.Table) -> None:
 def write_trace(directory: Path, trace: RankTrace) -> None:
     """Write ranks/NNNNN.*; the program itself last, so that its presence means the rank is complete."""
     stem = directory / "ranks" / f"{trace.rank:05d}"
-    write_table(stem.with_suffix(".ops.parquet"), _ops_table(trace.ops))
+    write_table(stem.with_suffix(".ops.parquet"), ops_table(trace.ops))
     write_table(stem.with_suffix(".memory.parquet"), pa.table({k: pa.array(v) for k, v in trace.memory_events.items()}))
     meta = {
         "rank": trace.rank,
@@ -104,6 +112,9 @@ def write_trace(directory: Path, trace: RankTrace) -> None:
         "steps": trace.steps,
         "tokens_per_step": trace.tokens_per_step,
         "trace_seconds": trace.trace_seconds,
+        "created": trace.created,
+        "step_ends": trace.step_ends,
+        "unanswered": trace.unanswered,
         "groups": [asdict(g) for g in trace.groups],
     }
     write_table(stem.with_suffix(".parquet"), _program_table(trace.whole(), meta))
@@ -111,7 +122,7 @@ def write_trace(directory: Path, trace: RankTrace) -> None:
 
 def write_groups(directory: Path, groups: GroupTable) -> None:
     """Write groups.parquet."""
-    fields = ("index", "name", "ranks", "backend", "site", "desc", "family", "member")
+    fields = (*_GROUP_FIELDS, "local")
     write_table(directory / "groups.parquet", pa.table({f: [getattr(g, f) for g in groups] for f in fields}))
 
 
@@ -137,7 +148,8 @@ def _program_table(program: Program, meta: dict[str, Any]) -> pa.Table:
     return pa.table(arrays).replace_schema_metadata({"echo": json.dumps(meta)})
 
 
-def _ops_table(ops: list[OpSignature]) -> pa.Table:
+def ops_table(ops: list[OpSignature]) -> pa.Table:
+    """Op signatures as columns."""
     return pa.table(
         {
             "name": pa.array([o.name for o in ops], type=pa.string()),
@@ -147,6 +159,7 @@ def _ops_table(ops: list[OpSignature]) -> pa.Table:
             "bytes_read": pa.array([o.bytes_read for o in ops], type=pa.int64()),
             "bytes_written": pa.array([o.bytes_written for o in ops], type=pa.int64()),
             "attrs": pa.array([json.dumps(o.attrs) for o in ops], type=pa.string()),
+            "call": pa.array([o.call for o in ops], type=pa.string()),
         }
     )
 
@@ -177,8 +190,11 @@ def read_run(path: str | os.PathLike) -> Run:
     return Run(directory, manifest, groups, roles, traces)
 
 
-def read_table(path: Path, columns: tuple[str, ...]) -> pa.Table:
-    """``columns`` of a Parquet file of at most MAX_ROWS rows; UsageError says what is missing or damaged."""
+def read_table(path: Path, columns: tuple[str, ...], optional: tuple[str, ...] = ()) -> pa.Table:
+    """``columns`` of a Parquet file of at most MAX_ROWS rows; UsageError says what is missing or damaged.
+
+    ``optional`` columns come too where the file has them.
+    """
     try:
         file = pq.ParquetFile(path)
         if file.metadata.num_rows > MAX_ROWS:
@@ -186,7 +202,7 @@ def read_table(path: Path, columns: tuple[str, ...]) -> pa.Table:
         missing = set(columns) - set(file.schema_arrow.names)
         if missing:
             raise UsageError(f"{path}: lacks the column(s) {', '.join(sorted(missing))}")
-        return file.read(columns=list(columns))
+        return file.read(columns=[*columns, *(name for name in optional if name in file.schema_arrow.names)])
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -195,8 +211,7 @@ def read_table(path: Path, columns: tuple[str, ...]) -> pa.Table:
 
 def read_groups(directory: Path) -> GroupTable:
     """The group table of a run directory; UsageError when it is missing or damaged."""
-    fields = ("index", "name", "ranks", "backend", "site", "desc", "family", "member")
-    rows = read_table(directory / "groups.parquet", fields).to_pylist()
+    rows = read_table(directory / "groups.parquet", _GROUP_FIELDS).to_pylist()
     table = GroupTable()
     table.restore([Group(**{**row, "ranks": tuple(row["ranks"])}) for row in rows])
     return table
@@ -229,7 +244,7 @@ def read_trace(directory: Path, rank: int) -> RankTrace:
     try:
         meta = json.loads((table.schema.metadata or {})[b"echo"])
         program = _read_program(table, meta)
-        ops = _read_ops(read_table(stem.with_suffix(".ops.parquet"), _OPS_FIELDS))
+        ops = read_ops(stem.with_suffix(".ops.parquet"))
         memory = read_table(stem.with_suffix(".memory.parquet"), tuple(MEMORY_COLUMNS))
         groups = GroupTable()
         groups.restore([Group(**{**row, "ranks": tuple(row["ranks"])}) for row in meta["groups"]])
@@ -247,6 +262,9 @@ def read_trace(directory: Path, rank: int) -> RankTrace:
             steps=int(meta["steps"]),
             tokens_per_step=int(meta["tokens_per_step"]),
             trace_seconds=float(meta["trace_seconds"]),
+            created=[int(g) for g in meta.get("created", [])],
+            step_ends=[int(n) for n in meta.get("step_ends", [])],
+            unanswered=[int(r) for r in meta.get("unanswered", [])],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: not a rank program ({error!r})") from None
@@ -259,7 +277,7 @@ def _first_mark(program: Program) -> int:
     return int(marks[0]) if len(marks) else len(program)
 
 
-_OPS_FIELDS = ("name", "inputs", "outputs", "flops", "bytes_read", "bytes_written", "attrs")
+OPS_FIELDS = ("name", "inputs", "outputs", "flops", "bytes_read", "bytes_written", "attrs")
 
 
 def _read_program(table: pa.Table, meta: dict[str, Any]) -> Program:
@@ -284,7 +302,18 @@ def _read_program(table: pa.Table, meta: dict[str, Any]) -> Program:
     return Program(columns, strings, [str(s) for s in meta["streams"]])
 
 
-def _read_ops(table: pa.Table) -> list[OpSignature]:
+def read_ops(path: Path) -> list[OpSignature]:
+    """The op signatures of a rank; UsageError when the file is missing or damaged."""
+    try:
+        return signatures_of(read_table(path, OPS_FIELDS, ("call",)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path}: not a table of operations ({error!r})") from None
+
+
+def signatures_of(table: pa.Table) -> list[OpSignature]:
+    """Op signatures of a table with the columns of ``ops_table``; KeyError, TypeError, ValueError for what is none."""
+
+    @cache  # a table repeats many of them
     def metas(text: str) -> tuple[TensorMeta, ...]:
         return tuple(TensorMeta(tuple(shape), dtype, bool(dense)) for shape, dtype, dense in json.loads(text))
 
@@ -297,6 +326,7 @@ def _read_ops(table: pa.Table) -> list[OpSignature]:
             bytes_read=row["bytes_read"],
             bytes_written=row["bytes_written"],
             attrs=tuple((key, _hashable(value)) for key, value in json.loads(row["attrs"])),
+            call=row.get("call") or "",  # runs of an earlier Echo have none
         )
         for row in table.to_pylist()
     ]
@@ -319,3 +349,5 @@ def _check_indices(path: Path, trace: RankTrace) -> None:
         column = trace.whole().columns[name]
         if len(column) and (column.min() < low or column.max() > high):
             raise UsageError(f"{path}: column {name!r} has values outside {low}..{high}")
+    if any(not 0 <= g < len(trace.groups) for g in trace.created):
+        raise UsageError(f"{path}: names created groups outside 0..{len(trace.groups) - 1}")

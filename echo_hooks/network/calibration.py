@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from echo_hooks.errors import UsageError
+from echo_hooks.network.nccl_tables import ALGORITHMS, PROTOCOLS
+from echo_hooks.network.nccl_tuning_log import FUNCTIONS, TuningTable
 
 FORMAT = 1
 MAX_FILE_BYTES = 1 << 20
@@ -33,14 +35,14 @@ Key = tuple[str, str, str, str]  # scope ("node" or "network"), algorithm, proto
 @dataclass(frozen=True)
 class Scaling:
     """Multiplies the parts of a duration (``durations.Parts``); ``channel_us`` is us per channel. The defaults are
-    NCCL's own numbers."""
+    NCCL's own numbers; of a rank's own share, for which NCCL has none, half is taken to hide behind the links."""
 
     base: float = 1.0
     hop: float = 1.0
     net_hop: float = 1.0
     channel_us: float = 0.0
     transfer: float = 1.0
-    copy: float = 0.0
+    copy: float = 0.5
     ramp: float = 0.0
 
 
@@ -64,7 +66,8 @@ STOCK = Scaling()
 @dataclass(frozen=True)
 class Calibration:
     """``scalings``: what is in it neither for its collective nor for any stays at NCCL's own numbers, or at the
-    node's. ``nccl_version``: that was measured ("" if unknown). ``source``: where the measurements are from."""
+    node's. ``nccl_version``: that was measured ("" if unknown). ``source``: where the measurements are from.
+    ``tables``: that the library printed, which decide what runs on communicators of their size."""
 
     name: str = "stock"
     scalings: Mapping[Key, Scaling] = field(default_factory=dict)
@@ -72,6 +75,7 @@ class Calibration:
     accelerator: str = ""
     nccl_version: str = ""
     source: str = "NCCL's own numbers"
+    tables: tuple[TuningTable, ...] = ()
 
     def scaling(self, nodes: int, algorithm: str, protocol: str, collective: str) -> Scaling:
         return self._scaling(scope_of(nodes), algorithm, protocol, collective)
@@ -150,12 +154,15 @@ def write_calibration(calibration: Calibration, path: str | Path, comment: str =
                 f"most_nodes = {support.most_nodes}",
                 f"identified = [{', '.join(_text(i) for i in support.identified)}]",
             ]
+    for table in sorted(calibration.tables, key=lambda t: (t.nodes, t.ranks)):
+        lines += ["", "[[table]]", f"ranks = {table.ranks}", f"nodes = {table.nodes}"]
+        lines += [f'"{" ".join(key)}" = [{us:g}, {rate:g}]' for key, (us, rate) in sorted(table.rows.items())]
     Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 _KEY = ("scope", "algorithm", "protocol", "collective")
 _SUPPORT = tuple(f.name for f in fields(Support))
-_TOP = ("format", "name", "accelerator", "nccl_version", "source", "fit")
+_TOP = ("format", "name", "accelerator", "nccl_version", "source", "fit", "table")
 
 
 def _text(value: str) -> str:
@@ -194,7 +201,32 @@ def _load(path: Path | Traversable) -> Calibration:
         scalings[key] = _scaling_of(path, where, entry)
         if "points" in entry:
             support[key] = _support_of(path, where, entry)
-    return Calibration(scalings=scalings, support=support, **texts)
+    printed = content.get("table", [])
+    if not isinstance(printed, list) or not all(isinstance(t, dict) for t in printed):
+        raise UsageError(f"{path}: table: should be tables, each under [[table]]")
+    tables = tuple(_table_of(path, f"table {i + 1}", table) for i, table in enumerate(printed))
+    return Calibration(scalings=scalings, support=support, tables=tables, **texts)
+
+
+def _table_of(path: object, where: str, table: dict[str, Any]) -> TuningTable:
+    for name in ("ranks", "nodes"):
+        if type(table.get(name)) is not int or table[name] < 1:
+            raise UsageError(f"{path}: {where}: {name}: {table.get(name)!r} should be a whole number from 1")
+    rows = {}
+    for name, value in table.items():
+        if name in ("ranks", "nodes"):
+            continue
+        function, algorithm, protocol = [*name.split(), "", "", ""][:3]
+        if function not in FUNCTIONS or algorithm not in ALGORITHMS or protocol not in PROTOCOLS:
+            raise UsageError(f"{path}: {where}: {name}: should be a function, an algorithm and a protocol of NCCL")
+        if (
+            not isinstance(value, list)
+            or len(value) != 2
+            or not all(type(v) in (int, float) and 0 <= v < 1e9 for v in value)
+        ):
+            raise UsageError(f"{path}: {where}: {name}: {value!r} should be us and GB/s")
+        rows[function, algorithm, protocol] = float(value[0]), float(value[1])
+    return TuningTable(table["ranks"], table["nodes"], rows)
 
 
 def _key(path: object, where: str, entry: dict[str, Any]) -> Key:

@@ -7,7 +7,7 @@ or at what the node's own fit found for hops inside the node. Break points are n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 
@@ -28,6 +28,7 @@ from echo_hooks.network.calibration import (
 )
 from echo_hooks.network.durations import PART_NAMES
 from echo_hooks.network.measured import launch_floor_us, model_of, plan_of
+from echo_hooks.network.nccl_tuning_log import TuningTable
 from echo_hooks.network.sweeps import Sweep
 
 # In the order of durations.Parts, whose parts they multiply.
@@ -77,21 +78,21 @@ def fit(
     name: str = "fitted",
     source: str = "",
     prior: Calibration | None = None,
+    tables: Sequence[TuningTable] = (),
 ) -> Fit:
     """Multipliers for everything that ``sweeps`` ran.
 
     ``cluster``: what they ran on (as many of its nodes as each needs). ``nccl_version``: of sweeps that do not say
-    theirs. ``prior``: what to stay at without data. Raises UsageError where there is too little to fit from, and for
-    sweeps of several versions.
+    theirs. ``prior``: what to stay at without data. ``tables``: that the library printed, which say what ran.
+    Raises UsageError where there is too little to fit from, and for sweeps of several versions or accelerators.
     """
-    versions = sorted({sweep.nccl_version or nccl_version for sweep in sweeps})
-    if len(versions) > 1:
-        said = ", ".join(version or "unknown" for version in versions)
-        raise UsageError(f"sweeps of several versions of NCCL ({said}), which run different things: fit one at a time")
-    rows, unused = _rows(sweeps, cluster, nccl_version)
+    version = _one_of(sweeps, "versions of NCCL", lambda sweep: sweep.nccl_version or nccl_version)
+    _one_of([s for s in sweeps if s.accelerator], "accelerators", lambda sweep: sweep.accelerator)
+    rows, unused = _rows(sweeps, cluster, nccl_version, Calibration(tables=tuple(tables)))
     if len(rows) < _FEWEST_POINTS:
         raise UsageError(
-            f"{len(rows)} usable points in {len(sweeps)} sweep{'s' * (len(sweeps) != 1)}"
+            f"{sweeps[0].where + ': ' if sweeps else ''}{len(rows)} usable points in {len(sweeps)} "
+            f"sweep{'s' * (len(sweeps) != 1)} of 2 ranks or more"
             + (f", {unused} more set by the host's launches" if unused else "")
             + f"; a calibration needs at least {_FEWEST_POINTS}"
         )
@@ -116,10 +117,25 @@ def fit(
         scalings=scalings,
         support=(dict(prior.support) if prior else {}) | _support(rows, scalings, identified),
         accelerator=cluster.accelerator.name,
-        nccl_version=versions[0],
+        nccl_version=version,
         source=source or ", ".join(dict.fromkeys(sweep.source for sweep in sweeps)),
+        tables=tuple(tables),
     )
     return Fit(calibration, rows, unused, tuple(sorted({row.key for row in rows} - set(identified))))
+
+
+def _one_of(sweeps: Sequence[Sweep], what: str, of: Callable[[Sweep], str]) -> str:
+    """What all ``sweeps`` have in common ("" if nothing); UsageError naming two that differ."""
+    if not sweeps:
+        return ""
+    first = sweeps[0]
+    for sweep in sweeps:
+        if of(sweep) != of(first):
+            raise UsageError(
+                f"{sweep.where}: {of(sweep) or 'unknown'}, but {first.where}: {of(first) or 'unknown'}: different "
+                f"{what} behave differently, so fit them one at a time"
+            )
+    return of(first)
 
 
 def _support(
@@ -153,7 +169,7 @@ def _prior(key: Key, fitted: Mapping[Key, Scaling], prior: Calibration | None) -
     node = fitted.get(("node", algorithm, protocol, ""))
     if scope == "node":
         return STOCK
-    start = Scaling(net_hop=UNSEEN_NET_HOP[protocol], channel_us=UNSEEN_NET_CHANNEL_US)
+    start = replace(STOCK, net_hop=UNSEEN_NET_HOP[protocol], channel_us=UNSEEN_NET_CHANNEL_US)
     return replace(start, hop=node.hop) if node else start
 
 
@@ -174,12 +190,12 @@ def _priced_as(sweep: Sweep) -> str:
     return "send" if sweep.collective == "exchange" else sweep.collective
 
 
-def _rows(sweeps: Sequence[Sweep], cluster: Cluster, nccl_version: str) -> tuple[list[Row], int]:
+def _rows(sweeps: Sequence[Sweep], cluster: Cluster, nccl_version: str, stock: Calibration) -> tuple[list[Row], int]:
     rows, unused = [], 0
     for sweep in sweeps:
         if sweep.ranks < 2:
             continue
-        model, ranks = model_of(sweep, cluster, nccl_version=nccl_version)
+        model, ranks = model_of(sweep, cluster, stock, nccl_version)
         gap = model.cluster.accelerator.launch_overhead_us if sweep.clock == "stream" else 0.0
         for planned in plan_of(sweep, model, ranks):
             key = (scope_of(sweep.nodes), planned.algorithm, planned.protocol, "")

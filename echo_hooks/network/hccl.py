@@ -1,9 +1,11 @@
-"""What HCCL runs on servers of Ascend 910B (Atlas A2), and the parts of its duration.
+"""What HCCL runs on servers of Ascend 910B (Atlas A2) and 910C (A3), and the parts of its duration.
 
 Algorithms, selection and planning constants after hcomm 8958adbf (src/legacy/ascend910: algorithm/impl/operator,
 platform/common/device_capacity.cc) and the user guide of hicann/hccl 09300b70. In a server the accelerators are a full
 mesh; between servers each has a NIC of its own. A collective is taken apart by level: reduce-scatter in the server,
-the collective between servers on a server's share, all-gather in the server. No public sweep of HCCL was found, so
+the collective between servers on a server's share, all-gather in the server. On A3 a rank is one of a package's two
+dies, and a unified bus, about as fast as in the server, joins the servers of a superpod; that the dies of a package
+are nearer to each other is left out. No public sweep of HCCL was found, so
 nothing here is calibrated: latencies are the middle of what HCCL plans with and what its profiling assumes.
 """
 
@@ -20,6 +22,11 @@ from echo_hooks.network.durations import Reach, make_parts
 from echo_hooks.network.nccl_graph import Communicator
 from echo_hooks.network.plan import Planned
 
+SUPERPOD_HOP_US = 8.5  # assumed: a step over HCCS and 1 us; CloudMatrix384 adds less than that between servers
+A3_LAUNCH_US = 15.0  # assumed: 10 to 20 us with the default engine of A3, its AI CPU
+A3_SUPERPOD_NODES = 48
+_A3_MESH_BYTES_PER_RANK = 512 << 10
+_A3_NHR_BYTES_PER_LOCAL = 1 << 20
 LAUNCH_US = 30.0  # assumed: 20 to 40 us with the default engine of A2, which the host drives
 HOP_US = 7.5  # assumed: 5 to 10 us per step over HCCS
 NET_HOP_US = 30.0  # assumed: 15 to 60 us per step over RoCE; HCCL plans with 60
@@ -32,13 +39,24 @@ _BETWEEN = {"ring": "ring", "nhr": "nhr", "h-d_r": "hd", "pipeline": "pipeline"}
 
 @dataclass(frozen=True)
 class HcclEnvironment:
-    """``between``: algorithm between servers ("" if HCCL chooses). ``buffer_bytes``: larger calls run in loops."""
+    """``between``: algorithm between servers ("" if HCCL chooses). ``buffer_bytes``: larger calls run in loops.
+    ``a3``: of servers with a switch (910C) rather than a mesh (910B)."""
 
     between: str = ""
     buffer_bytes: int = 200 << 20
+    a3: bool = False
+
+    @property
+    def launch_us(self) -> float:
+        return A3_LAUNCH_US if self.a3 else LAUNCH_US
+
+    @property
+    def net_hop_us(self) -> float:
+        """A step between servers: over RoCE, on A3 over a superpod's unified bus."""
+        return SUPERPOD_HOP_US if self.a3 else NET_HOP_US
 
 
-def read_hccl_environment(variables: Mapping[str, str]) -> HcclEnvironment:
+def read_hccl_environment(variables: Mapping[str, str], *, a3: bool = False) -> HcclEnvironment:
     """HCCL_ALGO ("level0:NA;level1:ring") and HCCL_BUFFSIZE (MB); UsageError for a value HCCL would refuse."""
     between = ""
     for part in filter(None, variables.get("HCCL_ALGO", "").split(";")):
@@ -50,7 +68,7 @@ def read_hccl_environment(variables: Mapping[str, str]) -> HcclEnvironment:
     size = variables.get("HCCL_BUFFSIZE", "").strip()
     if size and not (size.isascii() and size.isdigit() and 1 <= int(size) <= 1 << 20):
         raise UsageError(f"HCCL_BUFFSIZE={size!r} should be a whole number of MB from 1")
-    return HcclEnvironment(between, (int(size) if size else 200) << 20)
+    return HcclEnvironment(between, (int(size) if size else 200) << 20, a3)
 
 
 def plan_hccl(
@@ -65,31 +83,40 @@ def plan_hccl(
     return planned
 
 
-def plan_hccl_send(comm: Communicator, reach: Reach, sizes: np.ndarray) -> list[Planned]:
+def plan_hccl_send(comm: Communicator, reach: Reach, environment: HcclEnvironment, sizes: np.ndarray) -> list[Planned]:
     """A send of each of ``sizes``: one step over the link."""
     between = comm.nodes > 1
     transfer = sizes / (1e3 * (reach.node if between else reach.scale_up))
-    return [_all_of("p2p", sizes, 0.0 if between else HOP_US, NET_HOP_US if between else 0.0, transfer)]
+    hop, net_hop = (0.0, environment.net_hop_us) if between else (HOP_US, 0.0)
+    return [_all_of("p2p", environment, sizes, hop, net_hop, transfer)]
 
 
 def plan_hccl_exchange(
-    comm: Communicator, reach: Reach, sizes: np.ndarray, busiest_us_per_byte: float
+    comm: Communicator, reach: Reach, environment: HcclEnvironment, sizes: np.ndarray, busiest_us_per_byte: float
 ) -> list[Planned]:
-    """all_to_all and its rooted kin: one step in the server, then a step per other server (pairwise)."""
-    return [_all_of("pairwise", sizes, HOP_US, (comm.nodes - 1) * NET_HOP_US, sizes * busiest_us_per_byte)]
+    """all_to_all and its rooted kin: one step in the server, then a step per other server (pairwise); on A3 all at
+    once."""
+    steps = min(1, comm.nodes - 1) if environment.a3 else comm.nodes - 1
+    name = "direct" if environment.a3 else "pairwise"
+    net_hop = steps * environment.net_hop_us
+    return [_all_of(name, environment, sizes, HOP_US, net_hop, sizes * busiest_us_per_byte)]
 
 
-def _all_of(algorithm: str, sizes: np.ndarray, hop: float, net_hop: float, transfer: np.ndarray) -> Planned:
+def _all_of(
+    algorithm: str, environment: HcclEnvironment, sizes: np.ndarray, hop: float, net_hop: float, transfer: np.ndarray
+) -> Planned:
     one = np.ones(len(sizes), np.int64)
-    parts = make_parts(LAUNCH_US, hop, net_hop, one, transfer, np.zeros(len(sizes)))
+    parts = make_parts(environment.launch_us, hop, net_hop, one, transfer, np.zeros(len(sizes)))
     return Planned(algorithm, "simple", np.arange(len(sizes)), one, parts)
 
 
 def _between_servers(function: str, comm: Communicator, environment: HcclEnvironment, sizes: np.ndarray) -> np.ndarray:
-    """Algorithm between servers for each size: pipelined with the server's from a size on, else the cheapest by HCCL's
-    own planning (on a tie Ring before NHR before HD); "mesh" in one server."""
+    """Algorithm between servers for each size: pipelined with the server's from a size on (A3: NHR up to a size), else
+    the cheapest by HCCL's own planning (on a tie Ring before NHR before HD); in one server "mesh", on A3 from a size on
+    "double ring"."""
     if comm.nodes == 1:
-        return np.full(len(sizes), "mesh", dtype="<U8")
+        small = sizes <= _A3_MESH_BYTES_PER_RANK * comm.ranks
+        return np.where(small | (not environment.a3), "mesh", "double ring")
     if environment.between:
         return np.full(len(sizes), environment.between, dtype="<U8")
     passes = 2 if function == "all_reduce" else 1
@@ -99,6 +126,9 @@ def _between_servers(function: str, comm: Communicator, environment: HcclEnviron
         hops, volume = _level1(name, passes, comm.nodes)
         costs.append(hops * _PLANNED_HOP_US + volume * share / _PLANNED_NET_BYTES_PER_US)
     names = np.array(["ring", "nhr", "hd"], dtype="<U8")[np.argmin(np.stack(costs), axis=0)]
+    if environment.a3:
+        names[sizes <= _A3_NHR_BYTES_PER_LOCAL * comm.per_node] = "nhr"
+        return names
     if function in ("all_gather", "reduce_scatter") and comm.per_node > 1:
         names[sizes >= _PIPELINE_FROM_BYTES] = "pipeline"
     if function == "all_reduce" and comm.per_node > 1:
@@ -133,18 +163,24 @@ def _planned(
     passes = 1 if function in ("all_gather", "reduce_scatter") else 2
     loops = np.maximum(1, np.ceil(sizes / environment.buffer_bytes))
     inside = passes * (local - 1) / local * sizes / (1e3 * reach.scale_up) if local > 1 else np.zeros(len(sizes))
-    hops = passes * HOP_US * (local > 1) * loops
-    if name == "mesh":
+    # A ring takes a step per neighbour; in a mesh, and for small sizes on A3, all are reached at once.
+    in_ring = environment.a3 & (sizes > _A3_MESH_BYTES_PER_RANK * comm.ranks)
+    hops = passes * HOP_US * np.where(in_ring, local - 1, min(1, local - 1)) * loops
+    net_hop = environment.net_hop_us
+    if name in ("mesh", "double ring"):
         net_hops, transfer = np.zeros(len(sizes)), inside
     else:
         per_nic = sizes / local / (1e3 * reach.node / local)
         if name == "pipeline":  # both levels at once, a server's share at a time
-            net_hops = passes * (servers - 1) * NET_HOP_US * loops
+            net_hops = passes * (servers - 1) * net_hop * loops
             transfer = np.maximum(inside, passes * (servers - 1) / servers * per_nic) + inside / servers
         else:
             steps, volume = _level1(name, passes, servers)
-            net_hops = steps * NET_HOP_US * loops
+            net_hops = steps * net_hop * loops
             transfer = inside + volume * per_nic
     one = np.ones(len(sizes), np.int64)
-    algorithm = name if name in ("mesh", "pipeline") or local == 1 else f"mesh+{name}"
-    return Planned(algorithm, "simple", where, one, make_parts(LAUNCH_US, hops, net_hops, one, transfer, 0 * sizes))
+    level0 = "switch" if environment.a3 else "mesh"
+    algorithm = name if name in ("mesh", "double ring", "pipeline") or local == 1 else f"{level0}+{name}"
+    return Planned(
+        algorithm, "simple", where, one, make_parts(environment.launch_us, hops, net_hops, one, transfer, 0 * sizes)
+    )

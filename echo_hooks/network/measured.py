@@ -13,6 +13,7 @@ from echo_hooks.hardware.cluster import Cluster
 from echo_hooks.network.calibration import Calibration
 from echo_hooks.network.model import CommunicationModel
 from echo_hooks.network.nccl_tables import DEFAULT_VERSION
+from echo_hooks.network.nccl_tuning_log import TuningTable
 from echo_hooks.network.plan import Planned
 from echo_hooks.network.sweeps import Sweep
 
@@ -22,14 +23,18 @@ LAUNCH_US = 3.9
 
 
 def model_of(
-    sweep: Sweep, cluster: Cluster, calibration: Calibration | None = None, nccl_version: str = ""
+    sweep: Sweep,
+    cluster: Cluster,
+    calibration: Calibration | None = None,
+    nccl_version: str = "",
+    printed: Sequence[TuningTable] = (),
 ) -> tuple[CommunicationModel, tuple[int, ...]]:
     """A model of as much of ``cluster`` as the sweep ran on, and its ranks. The version is the sweep's own where it
-    says one, else ``nccl_version``."""
+    says one, else ``nccl_version``; ``printed``: tables of the library itself."""
     per_node = sweep.ranks // sweep.nodes
     if per_node > cluster.accelerators_per_node:
         raise UsageError(
-            f"{sweep.source}: {per_node} ranks per node; the nodes of {cluster.name} hold "
+            f"{sweep.where}: {per_node} ranks per node; the nodes of {cluster.name} hold "
             f"{cluster.accelerators_per_node}"
         )
     cluster = dataclasses.replace(cluster, nodes=max(cluster.nodes, sweep.nodes))
@@ -38,6 +43,7 @@ def model_of(
         nccl_version=sweep.nccl_version or nccl_version or DEFAULT_VERSION,
         environment=dict(sweep.environment),
         calibration=calibration,
+        printed=printed,
     )
     ranks = tuple(n * cluster.accelerators_per_node + i for n in range(sweep.nodes) for i in range(per_node))
     return model, ranks
@@ -72,7 +78,12 @@ SIZE_RANGES = (
 
 
 def compare(
-    sweeps: Sequence[Sweep], cluster: Cluster, calibration: Calibration | None = None, *, nccl_version: str = ""
+    sweeps: Sequence[Sweep],
+    cluster: Cluster,
+    calibration: Calibration | None = None,
+    *,
+    nccl_version: str = "",
+    printed: Sequence[TuningTable] = (),
 ) -> list[Compared]:
     """Every point of ``sweeps`` against the model of ``cluster``. Sweeps of one rank are left out: nothing moves.
 
@@ -81,7 +92,7 @@ def compare(
     result = []
     for sweep in sweeps:
         if sweep.ranks > 1:
-            model, ranks = model_of(sweep, cluster, calibration, nccl_version)
+            model, ranks = model_of(sweep, cluster, calibration, nccl_version, printed)
             for (size, time), predicted in zip(sweep.points, predicted_us(sweep, model, ranks).tolist()):
                 result.append(Compared(sweep, size, time, predicted))
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,17 @@ from echo_hooks.network.calibration import Calibration, shipped_calibration
 from echo_hooks.network.cost import Cost, Resource
 from echo_hooks.network.curves import SIZES, Curve, Point, Samples, monotone_curve, samples
 from echo_hooks.network.durations import WIRE, Reach
-from echo_hooks.network.hccl import plan_hccl, plan_hccl_exchange, plan_hccl_send, read_hccl_environment
+from echo_hooks.network.hccl import (
+    A3_SUPERPOD_NODES,
+    plan_hccl,
+    plan_hccl_exchange,
+    plan_hccl_send,
+    read_hccl_environment,
+)
 from echo_hooks.network.memory import HCCL_BUFFER_BYTES, nccl_bytes
 from echo_hooks.network.nccl_environment import FUNCTIONS, read_environment
 from echo_hooks.network.nccl_graph import Communicator
-from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, parse_version, tables
+from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, kernel_only, parse_version, tables
 from echo_hooks.network.nccl_tuning_log import TuningTable
 from echo_hooks.network.placement import Placement, place
 from echo_hooks.network.plan import Planned, Rules, plan_collective, plan_exchange, plan_send
@@ -47,7 +54,8 @@ class CommunicationModel:
     """Costs on ``cluster`` with NCCL ``nccl_version`` (Ascend: HCCL), under the job's ``environment`` (NCCL_*, HCCL_*).
 
     ``calibration``: left out, the one that comes with the accelerator, or NCCL's own numbers (``Calibration()``).
-    ``printed``: tuning tables of the real library (``nccl_tuning_log``), which decide for groups of their size.
+    ``printed``: tuning tables of the real library (``nccl_tuning_log``), which decide for groups of their size; left
+    out, the calibration's.
     ``resources``: the links that ``Cost.loads`` index. ``notes``: what a reader of the numbers should know. Costs
     are remembered, and equal for groups that lie alike.
     Raises UsageError for an unknown version and for a variable that NCCL would refuse.
@@ -62,15 +70,19 @@ class CommunicationModel:
         calibration: Calibration | None = None,
         printed: Sequence[TuningTable] = (),
     ):
-        self._hccl = read_hccl_environment(environment) if cluster.accelerator.vendor == "huawei" else None
+        self._hccl = None
+        if cluster.accelerator.vendor == "huawei":
+            self._hccl = read_hccl_environment(environment, a3=cluster.scale_up == "switch")
         self.cluster = cluster
         self.nccl_version = nccl_version
         self._environment = read_environment(environment)
-        # Durations are built on one version: what a hop takes does not depend on what NCCL thought of it.
-        self._rules = Rules(tables(nccl_version), tables("2.30"), self._environment, tuple(printed))
         if calibration is None:
             calibration = shipped_calibration(cluster.accelerator.name) or Calibration()
         self.calibration = calibration
+        # Durations are built on one version: what a hop takes does not depend on what NCCL thought of it.
+        time = kernel_only(tables("2.30"), cluster.accelerator.launch_overhead_us)
+        decide = tuple(printed) or calibration.tables
+        self._rules = Rules(tables(nccl_version), time, self._environment, decide)
         self.notes = _notes(calibration, cluster, nccl_version)
         self._links = Links(cluster)
         self._placements: dict[tuple[int, ...], Placement] = {}
@@ -118,7 +130,12 @@ class CommunicationModel:
             _check_bytes(bytes)
             placement = self._place((source, destination))
             comm, reach = self._communicator(placement, group_size)
-            curve = self._curve(("send", comm, reach), self._plan_send, comm, reach)
+            nodes = -(-group_size // self.cluster.accelerators_per_node)  # at least so many hold the group
+
+            def plan(comm: Communicator, reach: Reach) -> list[Planned]:
+                return self._plan_send(comm, reach, SIZES, self._carrier(comm, nodes))
+
+            curve = self._curve(("send", comm, reach, nodes), plan, comm, reach)
             point = curve.at(bytes)
             traffic = self._links.pairs(np.array([source]), np.array([destination]), np.ones(1))
             cost = self._costs[key] = self._cost(point, traffic, bytes)
@@ -256,14 +273,23 @@ class CommunicationModel:
             return plan_hccl(function, comm, reach, self._hccl, sizes)
         return plan_collective(function, comm, reach, self._rules, dtype, sizes, count=count)
 
-    def _plan_send(self, comm: Communicator, reach: Reach, sizes: np.ndarray = SIZES) -> list[Planned]:
+    def _plan_send(
+        self, comm: Communicator, reach: Reach, sizes: np.ndarray, carrier: Communicator | None = None
+    ) -> list[Planned]:
         if self._hccl is not None:
-            return plan_hccl_send(comm, reach, sizes)
-        return plan_send(comm, reach, self._rules, sizes)
+            return plan_hccl_send(comm, reach, self._hccl, sizes)
+        return plan_send(comm, reach, self._rules, sizes, carrier)
+
+    def _carrier(self, comm: Communicator, nodes: int) -> Communicator | None:
+        """The communicator on ``nodes`` nodes that carries a send between two ranks of one, None if it is theirs."""
+        if nodes <= comm.nodes:
+            return None
+        cluster = self.cluster
+        return replace(comm, nodes=nodes, per_node=cluster.accelerators_per_node, nics=cluster.nics_per_node)
 
     def _plan_exchange(self, comm: Communicator, reach: Reach, sizes: np.ndarray, busiest: float) -> list[Planned]:
         if self._hccl is not None:
-            return plan_hccl_exchange(comm, reach, sizes, busiest)
+            return plan_hccl_exchange(comm, reach, self._hccl, sizes, busiest)
         return plan_exchange(comm, reach, self._rules, sizes, busiest)
 
     def _exchange(
@@ -436,7 +462,12 @@ def _notes(calibration: Calibration, cluster: Cluster, nccl_version: str) -> lis
     if measured and parse_version(measured)[:2] != parse_version(nccl_version)[:2]:
         notes.append(f"calibration {calibration.name} was measured with NCCL {measured}; the job has {nccl_version}")
     if cluster.accelerator.vendor == "huawei":
-        notes.append("HCCL is modelled by its rules for 910B and has not been compared with measurements")
+        notes.append("HCCL is modelled by its rules and has not been compared with measurements")
+        if cluster.scale_up == "switch" and cluster.nodes > A3_SUPERPOD_NODES:
+            notes.append(
+                f"all {cluster.nodes} servers are taken as one superpod, which holds {A3_SUPERPOD_NODES}: RoCE between "
+                "superpods is not described, so communication there takes longer"
+            )
     if cluster.accelerator.vendor == "amd":
         notes.append("RCCL is modelled by NCCL's rules; its own tuning is not known here")
     return notes

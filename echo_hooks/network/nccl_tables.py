@@ -7,7 +7,7 @@ search.cc, topo.h and enqueue.cc at the tags named; where nothing is said, 2.30.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from echo_hooks.errors import UsageError
@@ -117,6 +117,13 @@ def _blackwell(v: tuple[int, int, int]) -> dict[str, tuple[float, float, float]]
         return {"ring_ll128": (73.4,) * 3, "tree_ll128": (73.4, 73.4, 58.0), "tree": (77.4, 82.8, 72.0)}
     ring = (73.4, 34.6, 73.4) if v < (2, 29) else (40.0,) * 3
     return {"ring_ll128": ring, "tree_ll128": (55.6, 31.67, 20.0), "tree": (70.0, 42.8, 24.0)}
+
+
+def kernel_only(constants: Tables, gap_us: float) -> Tables:
+    """The same without what NCCL's base latencies hold beside the kernel: they are of calls back to back, as
+    nccl-tests times them, so the ``gap_us`` from one kernel to the next is in them."""
+    base = {name: tuple(max(us - gap_us, 0.0) for us in values) for name, values in constants.base_us.items()}
+    return replace(constants, base_us=base)  # type: ignore[arg-type]
 
 
 def parse_version(version: str) -> tuple[int, int, int]:

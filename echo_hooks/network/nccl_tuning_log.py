@@ -21,6 +21,7 @@ _FUNCTIONS = {
     "Broadcast": "broadcast",
     "Reduce": "reduce",
 }
+FUNCTIONS = tuple(_FUNCTIONS.values())
 _COMM = re.compile(r"nRanks (\d{1,7}) nNodes (\d{1,6})")
 _ALGORITHMS = re.compile(r"Algorithm\s*\|(.*)")
 _ROW = re.compile(r"\b(" + "|".join(_FUNCTIONS) + r") \|((?:\s*\d+\.\d+/\s*\d+\.\d+ \|)+)")
@@ -67,3 +68,8 @@ def read_tuning(lines: Iterable[str], source: str, ranks: int = 0, nodes: int = 
             f"{source}: no tuning table in it; NCCL prints one with NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=TUNING"
         )
     return [TuningTable(*size, rows) for size, rows in found.items()]
+
+
+def has_tuning(line: str) -> bool:
+    """Whether a line heads a table."""
+    return _ALGORITHMS.search(line) is not None

@@ -85,12 +85,16 @@ def _usually_launched(row: Candidate, comm: Communicator, rules: Rules) -> int:
     return ring_graph(usual(comm), rules.selection).launched
 
 
-def plan_send(comm: Communicator, reach: Reach, rules: Rules, sizes: np.ndarray) -> list[Planned]:
-    """A send of each of ``sizes`` and its receive."""
+def plan_send(
+    comm: Communicator, reach: Reach, rules: Rules, sizes: np.ndarray, carrier: Communicator | None = None
+) -> list[Planned]:
+    """A send of each of ``sizes`` and its receive. ``comm``: the two ranks. ``carrier``: the communicator whose
+    channels they take, if it spans more nodes than they do: NCCL gives all its pairs as few channels as the worst."""
     between = comm.nodes > 1
-    able = p2p.p2p_channels(comm, rules.selection, rules.environment)
-    taken = p2p.send_channels(comm, able, sizes)
-    counted = p2p.send_channels(comm, p2p.p2p_channels(usual(comm), rules.selection, rules.environment), sizes)
+    whole = carrier or comm
+    able = p2p.p2p_channels(whole, rules.selection, rules.environment)
+    taken = p2p.send_channels(whole, able, sizes)
+    counted = p2p.send_channels(whole, p2p.p2p_channels(usual(whole), rules.selection, rules.environment), sizes)
     ll = p2p.sends_as_ll(between, rules.environment, sizes, taken)
     return [
         Planned(

@@ -18,6 +18,11 @@ from echo_hooks.network.nccl_tables import NVLINK_GB_PER_S, PROTOCOLS, Tables
 
 NET_CHANNEL_GB_PER_S = 14.0  # what NCCL counts on from one network channel (paths.cc, 2.29)
 _WORKS_PER_CHANNEL = 8
+# What a channel copies of a message beyond the first _STARTS_WITH_BYTES, where that and not the links is the limit:
+# all-to-all on GB200 moves 20.8 GB/s per channel on 16 channels and 20.3 on 24 (ai-dynamo/aiconfigurator, NCCL
+# 2.29.2). On older links the channels that NCCL takes outrun the links.
+_COPY_GB_PER_S = {"blackwell": 20.5}
+_STARTS_WITH_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,7 @@ def send_parts(
     ``counted``: channels it would take with the usual links (``durations.UsualChannels``).
     """
     base, hop, net_hop = _latency(protocol, comm, between_nodes, constants)
-    speed = np.minimum(channels * _channel_rate(comm, between_nodes), _link(reach, between_nodes))
-    transfer = WIRE[protocol] * bytes / (1e3 * speed)
+    transfer = WIRE[protocol] * _one_us(comm, reach, between_nodes, bytes, channels)
     return make_parts(base, hop, net_hop, counted, transfer, np.zeros(bytes.shape))
 
 
@@ -120,7 +124,7 @@ def exchange_parts(
     part = bytes / comm.ranks
     base, hop, net_hop = _latency(protocol, comm, between, constants)
     waves = np.maximum(1, np.ceil(comm.ranks * channels / (_WORKS_PER_CHANNEL * p2p.total)))
-    one = part / (1e3 * np.minimum(channels * _channel_rate(comm, between), _link(reach, between)))
+    one = _one_us(comm, reach, between, part, channels)
     transfer = WIRE[protocol] * np.maximum(one, bytes * busiest_us_per_byte)
     scale_up = reach.scale_up if comm.per_node > 1 else reach.node
     copy = WIRE[protocol] * part / (1e3 * scale_up)
@@ -133,6 +137,18 @@ def _latency(protocol: str, comm: Communicator, between: bool, constants: Tables
     if between:
         return base, 0.0, constants.hop_us["net"]["ring"][p]
     return base, constants.hop_us["nvlink" if comm.nvlink else "pci"]["ring"][p], 0.0
+
+
+def _one_us(comm: Communicator, reach: Reach, between: bool, bytes: np.ndarray, channels: np.ndarray) -> np.ndarray:
+    """Time of one message by its channels or its link, whichever is slower."""
+    rate = _channel_rate(comm, between)
+    time = bytes / (1e3 * np.minimum(channels * rate, _link(reach, between)))
+    copy = _COPY_GB_PER_S.get(comm.architecture)
+    if between or not comm.nvlink or copy is None:
+        return time
+    each = bytes / channels
+    first = np.minimum(each, _STARTS_WITH_BYTES)
+    return np.maximum(time, first / (1e3 * rate) + (each - first) / (1e3 * copy))
 
 
 def _link(reach: Reach, between: bool) -> float:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from echo_hooks.errors import UsageError
+from echo_hooks.network import perftest
 from echo_hooks.network.sweep_logs import _from_code, read_text
-from echo_hooks.network.sweeps import COLLECTIVES, Sweep, collective_name, dtype_name, one_world, tidy
+from echo_hooks.network.sweeps import COLLECTIVES, Sweep, at_line, collective_name, dtype_name, one_world, tidy
 
 MAX_FILE_BYTES = 64 << 20
 
@@ -28,6 +29,7 @@ _CSV = {
     "version": ("nccl_version",),
     "accelerator": ("gpu", "accelerator", "device"),
     "run": ("sweep_id", "tag", "run"),
+    "environment": ("environment",),
 }
 _CSV_TIMES = ("time_us", "oop_time_us", "ip_time_us", "time")
 
@@ -49,6 +51,8 @@ def read_sweeps(
         collective = known
     text = _text(path)
     source = path.name
+    if why := perftest.refusal(text):
+        raise UsageError(f"{source}: {why}")
     if _JSON_START.match(text):
         sweeps = list(_read_json(text, source, collective))
     elif _is_csv(text):
@@ -77,12 +81,12 @@ def _text(path: Path) -> str:
 def _complete(sweep: Sweep, ranks: int | None, nodes: int | None) -> Sweep:
     count, on = one_world(sweep, ranks, nodes)
     if not count:
-        raise UsageError(f"{sweep.source}: does not say how many ranks it ran on; say it")
+        raise UsageError(f"{sweep.where}: does not say how many ranks it ran on; say it")
     on = on or 1
     if count % on:
-        raise UsageError(f"{sweep.source}: {count} ranks on {on} nodes: the nodes should hold equally many")
+        raise UsageError(f"{sweep.where}: {count} ranks on {on} nodes: the nodes should hold equally many")
     if not sweep.points:
-        raise UsageError(f"{sweep.source}: no usable row in it")
+        raise UsageError(f"{sweep.where}: no usable row in it")
     return Sweep(**{**sweep.__dict__, "ranks": count, "nodes": on})
 
 
@@ -93,8 +97,9 @@ def _read_json(text: str, source: str, collective: str | None) -> Iterator[Sweep
     """nccl-tests' report (a list "results"), an object keyed by size, or one object per line and row (rccl-tests)."""
     try:
         data = json.loads(text)
-    except (ValueError, RecursionError):
-        yield from _from_rows(_json_lines(text, source), source, collective)
+    except (ValueError, RecursionError) as error:
+        line = error.lineno if isinstance(error, json.JSONDecodeError) else 0
+        yield from _from_rows(_json_lines(text, source, line), source, collective)
         return
     if isinstance(data, dict) and isinstance(data.get("results"), list):
         yield _from_report(data, source, collective)
@@ -106,7 +111,7 @@ def _read_json(text: str, source: str, collective: str | None) -> Iterator[Sweep
         yield from _from_rows([row for row in data if isinstance(row, dict)], source, collective)
 
 
-def _json_lines(text: str, source: str) -> list[dict[str, Any]]:
+def _json_lines(text: str, source: str, bad_line: int) -> list[dict[str, Any]]:
     rows = []
     for line in text.splitlines():
         line = line.strip().rstrip(",")
@@ -119,7 +124,7 @@ def _json_lines(text: str, source: str) -> list[dict[str, Any]]:
         if isinstance(row, dict):
             rows.append(row)
     if not rows:
-        raise UsageError(f"{source}: neither valid JSON nor one JSON object per line")
+        raise UsageError(f"{at_line(source, bad_line)}: neither valid JSON nor one JSON object per line")
     return rows
 
 
@@ -214,7 +219,9 @@ def _read_csv(text: str, source: str, collective: str | None) -> Iterator[Sweep]
     if at["collective"] is None and collective is None:
         raise UsageError(f"{source}: no column that names the collective; one of {', '.join(_CSV['collective'])}")
     groups: dict[tuple, list[tuple[int, float]]] = {}
-    rejected = 0
+    lines: dict[tuple, int] = {}
+    rejected = first_rejected = 0
+    before = text[: len(text) - len(text.lstrip())].count("\n")  # lines left out above
     try:
         for row in reader:
             cell = {what: (row.get(column) or "").strip() if column else "" for what, column in at.items()}
@@ -223,20 +230,33 @@ def _read_csv(text: str, source: str, collective: str | None) -> Iterator[Sweep]
             size = _whole(cell["bytes"])
             if name is None or size is None or not known:
                 rejected += 1
+                first_rejected = first_rejected or before + reader.line_num
                 continue
             key = (
                 cell["run"], name, _whole(cell["ranks"]) or 0, _whole(cell["nodes"]) or 0,
-                dtype_name(cell["dtype"]), cell["version"], cell["accelerator"],
+                dtype_name(cell["dtype"]), cell["version"], cell["accelerator"], cell["environment"],
             )  # fmt: skip
             groups.setdefault(key, []).append((size, min(known)))
+            lines.setdefault(key, before + reader.line_num)
     except csv.Error as error:
-        raise UsageError(f"{source}: not valid CSV ({error})") from None
-    for (run, name, ranks, nodes, dtype, version, accelerator), points in groups.items():
+        raise UsageError(f"{at_line(source, before + reader.line_num)}: not valid CSV ({error})") from None
+    if not groups and rejected:
+        where = at_line(source, first_rejected)
+        raise UsageError(f"{where}: the first of {rejected} rows, none of which names a collective, its bytes and time")
+    for key, points in groups.items():
+        run, name, ranks, nodes, dtype, version, accelerator, environment = key
         yield Sweep(
             name, ranks, nodes, tidy(points), dtype, "kernel" if kernel else "stream",
             nccl_version=version if version[:1].isdigit() else "", accelerator=accelerator,
-            source=f"{source} ({run})" if run else source, rejected=rejected,
+            source=f"{source} ({run})" if run else source, line=lines[key], rejected=rejected,
+            first_rejected=first_rejected, environment=_variables(environment),
         )  # fmt: skip
+
+
+def _variables(text: str) -> tuple[tuple[str, str], ...]:
+    """NAME=VALUE;NAME=VALUE, as bench/gpu/nccl_sweep.py writes them."""
+    pairs = (part.split("=", 1) for part in text.split(";") if "=" in part)
+    return tuple(sorted((name.strip(), value.strip()) for name, value in pairs))
 
 
 # ---- cells ----

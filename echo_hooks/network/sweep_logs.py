@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from echo_hooks.errors import UsageError
-from echo_hooks.network.sweeps import Sweep, bus_factor, collective_name, dtype_name, tidy
+from echo_hooks.network.sweeps import Sweep, at_line, bus_factor, collective_name, dtype_name, tidy
 
 _PREFIX = re.compile(r"^\s*(?:\[[0-9]+(?:,[0-9]+)?\]\s*(?:<std(?:out|err)>)?:|[A-Za-z0-9._-]+:\s(?=\s*[#0-9]))")
 _OPTIONS = re.compile(r"#\s*nThread\s+([0-9]+)\s+nGpus\s+([0-9]+)")
@@ -41,7 +41,9 @@ class _Table:
     redop: str = ""
     root: str = ""
     dtype: str = ""
+    line: int = 0
     rejected: int = 0
+    first_rejected: int = 0
 
 
 def read_text(
@@ -52,7 +54,8 @@ def read_text(
     """
     tables: list[_Table] = []
     table = _Table(program=_program(source))
-    for raw in lines:
+    number = 0
+    for number, raw in enumerate(lines, 1):
         line = _PREFIX.sub("", raw.rstrip("\n"), count=1)
         if found := _VERSION.search(line):
             table.version = found[1]
@@ -73,12 +76,22 @@ def read_text(
         elif columns := _columns(line):
             if table.times:
                 tables, table = _closed(tables, table, source)
-            table.columns = columns
+            table.columns, table.line = columns, number
         elif table.columns and line.lstrip()[:1].isdigit():
+            bad = table.rejected
             _row(table, line.split())
+            if table.rejected > bad and not table.first_rejected:
+                table.first_rejected = number
+    rejected = table.rejected
     tables, _ = _closed(tables, table, source)
+    if not tables and rejected:
+        where = at_line(source, table.first_rejected)
+        raise UsageError(f"{where}: the first of {rejected} rows, none of which holds size, time and bandwidth")
     if not tables:
-        raise UsageError(f"{source}: no table of nccl-tests in it (a header with size, count, time, algbw and busbw)")
+        raise UsageError(
+            f"{source}: no table of nccl-tests in its {number} line{'s' * (number != 1)} (a header with size, count, "
+            "time, algbw and busbw, then rows)"
+        )
     return [_sweep(t, source, collective, ranks) for t in tables]
 
 
@@ -157,21 +170,22 @@ def _agree(size: int, time: float, bandwidth: float) -> bool:
 
 def _sweep(table: _Table, source: str, collective: str | None, ranks: int | None) -> Sweep:
     found_ranks = len(table.hosts) or ranks or 0
+    where = at_line(source, table.line)
     name = table.program or _guess(table, found_ranks)
     if collective and name and table.program and collective != name:
-        raise UsageError(f"{source}: is a log of {name}, not of {collective}")
+        raise UsageError(f"{where}: is a log of {name}, not of {collective}")
     name = collective or name
     if not name:
-        raise UsageError(f"{source}: does not say which collective it measured; name it")
+        raise UsageError(f"{where}: does not say which collective it measured; name it")
     if not found_ranks:
-        raise UsageError(f"{source}: has no list of devices; say how many ranks it ran on")
+        raise UsageError(f"{where}: has no list of devices; say how many ranks it ran on")
     if ranks and ranks != found_ranks:
-        raise UsageError(f"{source}: was run on {found_ranks} ranks, not on {ranks}")
+        raise UsageError(f"{where}: was run on {found_ranks} ranks, not on {ranks}")
     if table.ratios and found_ranks > 1:
         expected, seen = bus_factor(name, found_ranks), sorted(table.ratios)[len(table.ratios) // 2]
         if abs(seen / expected - 1) > 0.05:
             raise UsageError(
-                f"{source}: bus bandwidth is {seen:.3g} of algorithm bandwidth, which is not {name} on "
+                f"{where}: bus bandwidth is {seen:.3g} of algorithm bandwidth, which is not {name} on "
                 f"{found_ranks} ranks ({expected:.3g})"
             )
     return Sweep(
@@ -184,7 +198,9 @@ def _sweep(table: _Table, source: str, collective: str | None, ranks: int | None
         nccl_version=table.version,
         accelerator=table.device,
         source=source,
+        line=table.line,
         rejected=table.rejected,
+        first_rejected=table.first_rejected,
     )
 
 

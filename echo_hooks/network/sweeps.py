@@ -39,9 +39,10 @@ class Sweep:
     rank sends and receives that much; ``send``: one way).
 
     ``clock``: "stream" for calls back to back, whose time holds the gap between two kernels, "kernel" for the kernel
-    alone. ``gpus_per_thread``: accelerators that one host thread launches on, one after the other. ``rejected``: rows
-    of the file that could not be used. ``environment``: NCCL_* variables it was run with. ``nccl_version``,
-    ``accelerator``, ``dtype``: "" where the file does not say.
+    alone. ``gpus_per_thread``: accelerators that one host thread launches on, one after the other. ``line``: of the
+    file, where it starts (0: no text). ``rejected``: rows of the file that could not be used; ``first_rejected``: line
+    of the first. ``environment``: NCCL_* variables it was run with. ``nccl_version``, ``accelerator``, ``dtype``: ""
+    where the file does not say.
     """
 
     collective: str
@@ -54,12 +55,23 @@ class Sweep:
     nccl_version: str = ""
     accelerator: str = ""
     source: str = ""
+    line: int = 0
     rejected: int = 0
+    first_rejected: int = 0
     environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def label(self) -> str:
         return f"{self.collective} on {self.ranks} ranks in {self.nodes} node{'s' * (self.nodes > 1)}"
+
+    @property
+    def where(self) -> str:
+        """File and line, for messages."""
+        return at_line(self.source, self.line)
+
+
+def at_line(source: str, line: int) -> str:
+    return f"{source}, line {line}" if line else source
 
 
 def collective_name(text: str) -> str | None:
@@ -94,5 +106,5 @@ def one_world(sweep: Sweep, ranks: int | None, nodes: int | None) -> tuple[int, 
     """Ranks and nodes of a sweep, what the caller says having to agree with what the file says (0: it does not)."""
     for said, found, what in ((ranks, sweep.ranks, "ranks"), (nodes, sweep.nodes, "nodes")):
         if said is not None and found and said != found:
-            raise UsageError(f"{sweep.source}: was run on {found} {what}, not on {said}")
+            raise UsageError(f"{sweep.where}: was run on {found} {what}, not on {said}")
     return ranks or sweep.ranks, nodes or sweep.nodes

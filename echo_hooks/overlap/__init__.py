@@ -1,1 +1,1 @@
-"""Slowdown of kernels and communication that run together: not built yet."""
+"""Slowdown of kernels and communication that run together: features, data, training, prediction (docs/overlap.md)."""

@@ -9,12 +9,14 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Console
 
 from echo_hooks.compose.result import Breakdown, Composition, Timeline
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.files import read_json
 from echo_hooks.graph.problems import Problem
+from echo_hooks.graph.program import Kind
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import Run
 from echo_hooks.report.activity import CommunicationRow, ComputeRow, communication_rows, compute_by_class
@@ -39,7 +41,9 @@ class RoleReport:
     ``proven``: ranks that were traced and found equal; the rest of ``ranks`` is assumed equal, for the reason ``why``.
     ``compute``: kernel time by class of operation, of the same rank.
     ``extra_bytes``: device memory that no tensor holds, by name. ``fits``: peak_reserved_bytes and extra_bytes together
-    are within ``capacity_bytes``.
+    are within ``capacity_bytes``. ``slowdown``: ms per step by which the "kernels" and the "communication" of
+    ``busiest_rank`` take longer than each alone, because they run together or share links; the kernels' is within the
+    breakdown's compute.
     """
 
     name: str
@@ -60,6 +64,7 @@ class RoleReport:
     breakdown: dict[str, Any] | None = None
     communication: list[CommunicationRow] = field(default_factory=list)
     compute: list[ComputeRow] = field(default_factory=list)
+    slowdown: dict[str, float] = field(default_factory=dict)
 
     @property
     def needed_bytes(self) -> int:
@@ -73,7 +78,8 @@ class Report:
     ``breakdown``: of the critical rank, parts that sum to its step. ``evidence``: share of the critical path (0 to 1)
     by kind of truth. ``assumptions``: ``kind``, ``value``, ``site``, ``count``, ``ranks`` (traced ranks it was seen
     on); what Echo has to say about its own numbers is there too, as kind "note". ``problems``: ``kind``, ``message``,
-    ``ranks``, ``site``. ``timings``: seconds of real time.
+    ``ranks``, ``site``. ``timings``: seconds of real time. ``moe``: with --moe-skew its ``skew`` and the figures of a
+    ``balanced`` load of experts (``step_time_ms``, ``peak_reserved_bytes``), the other end of the range.
     """
 
     format: int
@@ -91,6 +97,7 @@ class Report:
     assumptions: list[dict[str, Any]]
     problems: list[dict[str, Any]]
     timings: dict[str, float]
+    moe: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -140,6 +147,7 @@ def build_report(run: Run, composition: Composition, cluster: Cluster, *, timing
             "compose": composition.seconds,
             **timings,
         },
+        moe=run.manifest["moe"] if isinstance(run.manifest.get("moe"), dict) else None,
     )
 
 
@@ -188,6 +196,7 @@ def _role_report(run: Run, role: Role, composition: Composition, cluster: Cluste
         report.step_time_ms = max(t.breakdown.step_us for t in timelines) / 1e3
         report.busiest_rank = busiest.representative
         report.breakdown = _breakdown_ms(busiest.breakdown)
+        report.slowdown = _slowdown_ms(busiest, trace.steps)
         report.communication = communication_rows(busiest, trace.ops, run.groups, trace.steps)
         report.compute = compute_by_class(busiest, trace.ops, trace.steps)
     return report
@@ -206,6 +215,20 @@ def _breakdown_ms(breakdown: Breakdown) -> dict[str, Any]:
         "bubble": breakdown.bubble_us / 1e3,
         "waiting": breakdown.waiting_us / 1e3,
         "host": breakdown.host_us / 1e3,
+    }
+
+
+def _slowdown_ms(timeline: Timeline, steps: int) -> dict[str, float]:
+    """Time taken beyond the time alone, summed over kernels and over communication, a step."""
+    kind = timeline.program.kind
+    began = np.where(np.isnan(timeline.ready_us), timeline.start_us, timeline.ready_us)
+    with np.errstate(invalid="ignore"):
+        longer = np.nan_to_num((timeline.end_us - began) * (1.0 - 1.0 / timeline.slowdown))
+    local = (kind == Kind.COMPUTE) | (kind == Kind.COPY)
+    calls = (kind == Kind.COLLECTIVE) | (kind == Kind.SEND) | (kind == Kind.RECV)
+    return {
+        "kernels": float(longer[local].sum()) / steps / 1e3,
+        "communication": float(longer[calls].sum()) / steps / 1e3,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from echo_hooks.timing.fill import fill_durations
+from echo_hooks.timing.pricing import Pricing, load_pricing
 from echo_hooks.timing.roofline import Estimate, estimate
 
-__all__ = ["Estimate", "estimate", "fill_durations"]
+__all__ = ["Estimate", "Pricing", "estimate", "fill_durations", "load_pricing"]

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
-from echo_hooks.graph.ops import OpSignature, TensorMeta
+from echo_hooks.graph.ops import OpSignature, TensorMeta, itemsize
+
+
+PRODUCTS = ("gemm", "attention_forward", "attention_backward")
+"""The classes made of matrix products."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ def op_class(op: str) -> OpClass | None:
 def base_name(op: str) -> str:
     """ "aten.add_.Tensor" gives "add_"; a name of another namespace stays whole, so that it matches nothing."""
     parts = op.split(".")
-    return parts[1] if parts[0] in ("aten", "fsdp", "prims") and len(parts) > 1 else op
+    return parts[1] if parts[0] in ("aten", "fsdp", "fused", "prims") and len(parts) > 1 else op
 
 
 @cache
@@ -43,7 +47,7 @@ def _by_base(base: str) -> OpClass | None:
     for name in (plain, plain.removesuffix("_out")):
         if name in _OPS:
             return _OPS[name]
-    if plain.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach_")):
+    if plain.startswith(("_foreach_", "_fused_adam", "_fused_lion", "_fused_sgd", "_fused_adagrad", "_amp_foreach_")):
         return OpClass("optimizer")
     if plain.startswith("special_"):
         return OpClass("elementwise")
@@ -60,16 +64,6 @@ def tensor_bytes(meta: TensorMeta) -> int:
 def elements(meta: TensorMeta) -> int:
     """Product of the shape."""
     return prod(meta.shape)
-
-
-def itemsize(dtype: str) -> int:
-    """Bytes of one element of a dtype by its torch name."""
-    if dtype == "bool":
-        return 1
-    for bits in (128, 64, 32, 16):
-        if dtype.endswith(str(bits)):
-            return bits // 8
-    return 1  # int8, uint8, float8_e4m3fn and its kin
 
 
 def _written(signature: OpSignature) -> int:
@@ -127,8 +121,19 @@ _OPS: dict[str, OpClass] = {
         OpClass("attention_backward", kernels=3),
         "_scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward"
         " _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_fused_attention_overrideable_backward"
-        " _flash_attention_backward _efficient_attention_backward _cudnn_attention_backward",
+        " _flash_attention_backward _efficient_attention_backward _cudnn_attention_backward"
+        " scaled_dot_product_attention_backward",
     ),
+    # Fused kernels of frameworks, recorded where their package cannot run. Row by row, vectorised: as norms.
+    **_family(
+        OpClass("norm"),
+        "quantize gated_activation gated_activation_backward activation activation_backward softmax_statistics"
+        " cross_entropy scale_rows rotary_embedding",
+    ),
+    **_family(OpClass("concatenate"), "transpose"),
+    **_family(OpClass("gather"), "move_rows"),
+    **_family(OpClass("sort", kernels=3), "row_map"),
+    **_family(OpClass("reduction"), "update_scales"),
     # Pointwise, one kernel each (the ops tagged pointwise in PyTorch, copies and casts).
     **_family(
         OpClass("elementwise"),
@@ -223,6 +228,9 @@ _OPS: dict[str, OpClass] = {
     **_family(OpClass("sort", kernels=9, traffic=_radix_sort), "sort argsort msort unique_dim unique_consecutive"),
     **_family(OpClass("sort", kernels=12, traffic=_radix_sort), "_unique2 _unique randperm repeat_interleave"),
     **_family(OpClass("sort", kernels=3, traffic=_slices_four_times), "topk kthvalue"),
+    # DeepSpeed's compiled ops: LAMB (update, two sums of norms, its application); values in groups that share a scale.
+    **_family(OpClass("reduction", kernels=3), "_fused_lamb"),
+    **_family(OpClass("norm"), "quantize_groups dequantize_groups quantize_swizzled quantized_sum"),
     # Multi-tensor kernels that unscale gradients and check them; the others match by prefix.
     **_family(OpClass("optimizer"), "_amp_update_scale"),
     **_family(

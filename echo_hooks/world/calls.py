@@ -9,6 +9,7 @@ import torch
 
 from echo_hooks.graph.ops import dtype_name, meta_of
 from echo_hooks.graph.program import Kind
+from echo_hooks.world import filling
 from echo_hooks.world.exchange import contributions, from_root, keep, make_up, message_key, replayed, set_fitting
 from echo_hooks.world.payloads import PAYLOAD_MAX_BYTES, Payload, tensor_bytes
 from echo_hooks.world.record import (
@@ -61,6 +62,9 @@ def reduce(world: VirtualWorld, group: RecordingGroup, tensors: Tensors, root: i
 
 def _set_reduced(world, group, seq: int, part: int, name: str, own: torch.Tensor, out: torch.Tensor, op: str) -> None:
     peers = contributions(world, group, seq, part, name, own)
+    if world.values.in_place and not peers:
+        filling.reduced(own, out, op, group.size())
+        return
     value = world.values.known(own)
     if value is not None:
         shaped = {i: p.reshape(value.shape) for i, p in peers.items()}
@@ -101,7 +105,10 @@ def all_gather(
         peers = contributions(world, group, seq, part, "all_gather", own, equal=single)
         value = world.values.known(own)
         if isinstance(out, torch.Tensor):
-            world.values.set(out, _joined(peers, value, group.size()))
+            if world.values.in_place and not peers:
+                filling.gathered(own, out, group.size())
+            else:
+                world.values.set(out, _joined(peers, value, group.size()))
         else:
             for i, slot in enumerate(out):
                 set_fitting(world, slot, peers.get(i, value))
@@ -128,9 +135,15 @@ def reduce_scatter(
         if not isinstance(source, torch.Tensor):
             # Each member sends me another tensor: the store, which keeps one per call, cannot replay them.
             value = world.values.known(source[me])
+            if world.values.in_place:
+                filling.reduced(source[me], out, reduce, group.size())
+                continue
             world.values.set(out, None if value is None else reduce_values(reduce, value, group.size(), {}))
             continue
         peers = contributions(world, group, seq, part, "reduce_scatter", source)
+        if world.values.in_place and not peers:
+            filling.reduced(_chunk(source.detach(), me, group.size()), out, reduce, group.size())
+            continue
         value = world.values.known(source)
         if value is not None:
             chunks = {i: _chunk(p, me, group.size()) for i, p in peers.items()}
@@ -149,8 +162,10 @@ def all_to_all(
     asynchronous: bool,
 ) -> RecordedWork:
     """One flat tensor each (splits in rows of dimension 0, None: even), or one tensor per member."""
-    splits = split_elements(inputs, input_splits), split_elements(outputs, output_splits)
-    attrs = attributes(input_splits=splits[0], output_splits=splits[1])
+    sent = split_elements(inputs, input_splits, group.size())
+    received = split_elements(outputs, output_splits, group.size())
+    even = len(set(sent)) <= 1 and len(set(received)) <= 1
+    attrs = () if even else attributes(input_splits=sent, output_splits=received)
     dtype = _dtype(outputs if outputs else inputs)
     call = Call("all_to_all", slots(inputs), slots(outputs), max(nbytes(inputs), nbytes(outputs)), dtype, -1, attrs)
     seq, completion = issue(world, group, call, outputs[0].device, asynchronous=asynchronous)
@@ -160,7 +175,6 @@ def all_to_all(
             set_fitting(world, out, value)
         return _finish(world, completion, outputs)
     own, out = inputs[0], outputs[0]
-    even = len(set(input_splits or ())) <= 1 and len(set(output_splits or ())) <= 1
     peers = contributions(world, group, seq, 0, "all_to_all", own, equal=even)
     value = world.values.known(own)
     if value is not None and even and len(peers) == group.size() - 1:
@@ -182,7 +196,10 @@ def gather(
     peers = contributions(world, group, seq, 0, "gather", own)
     value = world.values.known(own)
     if len(outputs) == 1 < group.size():
-        world.values.set(outputs[0], _joined(peers, value, group.size()))
+        if world.values.in_place and not peers:
+            filling.gathered(own, outputs[0], group.size())
+        else:
+            world.values.set(outputs[0], _joined(peers, value, group.size()))
     else:
         for i, slot in enumerate(outputs):
             world.values.set(slot, peers.get(i, value))

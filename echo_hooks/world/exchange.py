@@ -9,6 +9,7 @@ import torch
 from echo_hooks import host_tensors
 from echo_hooks.graph.ops import dtype_name
 from echo_hooks.graph.problems import Problem
+from echo_hooks.world import filling
 from echo_hooks.world.payloads import PAYLOAD_MAX_BYTES, Payload, bytes_tensor, tensor_bytes
 from echo_hooks.world.record import nbytes
 from echo_hooks.world.values import RECEIVED_STD, is_control, policy_value
@@ -95,7 +96,8 @@ def from_root(
         return None
     value = replayed(world, group, _key(group, seq, 0), f"call {seq}", rank, mine, own)
     if value is None:
-        world.unanswered.add(rank)
+        if is_control(own.dtype):
+            world.unanswered.add(rank)
         world.recorder.assume(f"{name} of {mine.dtype} from rank {rank}", "as this rank's own")
     return value
 
@@ -127,7 +129,9 @@ def make_up(world: VirtualWorld, out: torch.Tensor, name: str, source: int, echo
     """
     small = nbytes([out]) <= PAYLOAD_MAX_BYTES
     answer: str | int
-    if is_control(out.dtype):
+    if world.values.in_place:
+        answer = filling.made_up(out, echo, world.device_generator(out.device))
+    elif is_control(out.dtype):
         if world.values.pretended(out) and not small:
             world.values.set(out, None)
             return
@@ -140,13 +144,16 @@ def make_up(world: VirtualWorld, out: torch.Tensor, name: str, source: int, echo
         noise = host_tensors.empty(out.shape, torch.float32).normal_(0, RECEIVED_STD, generator=world.generator)
         world.values.set(out, noise.to(out.dtype))
         answer = f"N(0, {RECEIVED_STD})"
-    if small:
+    if small and is_control(out.dtype):
         world.unanswered.add(source)
     world.recorder.assume(f"{name} from rank {source} of {dtype_name(out.dtype)}", answer)
 
 
 def set_fitting(world: VirtualWorld, out: torch.Tensor, value: torch.Tensor | None) -> None:
     """Uneven sizes: the common prefix, then zeros."""
+    if value is not None and world.values.in_place:
+        filling.fitted(value, out)
+        return
     if value is None:
         world.values.set(out, None)
         return

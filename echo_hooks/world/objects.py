@@ -229,17 +229,18 @@ class ObjectCollectives:
         elements = size // 8 if dtype == "int64" else size
         own, all_ = TensorMeta((elements,), dtype), TensorMeta((group.size(), elements), dtype)
         outputs = (all_,) if root in (-1, group.rank()) else ()
-        call = Call(name, (own,), outputs, size * group.size(), dtype, root)
+        call = Call(name, (own,), outputs, size * group.size(), dtype, root, _attributes(dtype))
         return self._issue(group, call, device)
 
     def _rooted(self, group, dtype: str, size: int, device: torch.device, root: int) -> int:
         own = TensorMeta((size // 8 if dtype == "int64" else size,), dtype)
-        return self._issue(group, Call("broadcast", (own,), (own,), size, dtype, root), device)
+        return self._issue(group, Call("broadcast", (own,), (own,), size, dtype, root, _attributes(dtype)), device)
 
     def _scattered(self, group, dtype: str, size: int, device: torch.device, root: int) -> int:
         own = TensorMeta((size // 8 if dtype == "int64" else size,), dtype)
         inputs = (TensorMeta((group.size(), *own.shape), dtype),) if root == group.rank() else ()
-        return self._issue(group, Call("scatter", inputs, (own,), size * group.size(), dtype, root), device)
+        call = Call("scatter", inputs, (own,), size * group.size(), dtype, root, _attributes(dtype))
+        return self._issue(group, call, device)
 
     def _issue(self, group, call: Call, device: torch.device) -> int:
         seq, completion = issue(self.world, group, call, device, asynchronous=False)
@@ -257,6 +258,11 @@ class ObjectCollectives:
             works[0].wait()
         else:
             issue_message(self.world, group, message, device).wait(self.world.recorder)
+
+
+def _attributes(dtype: str) -> tuple[tuple[str, bool], ...]:
+    """Pickled objects travel in messages as long as the longest, which no rank alone knows."""
+    return (("objects", True),) if dtype == "uint8" else ()
 
 
 def _device(group: RecordingGroup, asked: Any = None) -> torch.device:

@@ -8,6 +8,7 @@ derives them itself for stages with static shapes.
 
 from __future__ import annotations
 
+import functools
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,17 @@ def greetings(original: Any) -> Any:
         return found
 
     return operations
+
+
+def of_microbatch(world: VirtualWorld, original: Any) -> Any:
+    """One chunk's forward or backward pass; its number is the first argument after the stage."""
+
+    @functools.wraps(original)
+    def one_chunk(stage, number, *args, **kwargs):
+        with world.recorder.labelled(int(number)):
+            return original(stage, number, *args, **kwargs)
+
+    return one_chunk
 
 
 class ShapeExchange:

@@ -114,13 +114,11 @@ def attributes(reduce: str = "", count: int = 1, **more: Any) -> tuple[tuple[str
     return tuple(attrs)
 
 
-def split_elements(tensors: Tensors, splits: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Split sizes in elements; None when even."""
-    if len(set(splits or ())) == 1:
-        return None
+def split_elements(tensors: Tensors, splits: Sequence[int] | None, size: int) -> tuple[int, ...]:
+    """Elements for each of the ``size`` members: of one flat tensor (``splits`` in rows, none: even), or one each."""
+    if len(tensors) > 1:
+        return tuple(t.numel() for t in tensors)
     if splits:
         row = tensors[0].numel() // max(1, tensors[0].shape[0]) if tensors[0].dim() else 1
         return tuple(int(n) * row for n in splits)
-    if len({t.numel() for t in tensors}) > 1:
-        return tuple(t.numel() for t in tensors)
-    return None
+    return (tensors[0].numel() // size,) * size

@@ -71,12 +71,18 @@ def late_patches(world: VirtualWorld) -> list[LatePatches]:
 def pipelining_patches(world: VirtualWorld, module: ModuleType) -> list[Patch]:
     """What is replaced in torch.distributed.pipelining.stage, by version of torch."""
     stage, exchange = module.PipelineStage, world.shape_exchange
+    chunks = [
+        Patch(module._PipelineStageBase, name, lambda f: pipelining.of_microbatch(world, f), "names its micro-batch")
+        for name in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
+    ]
     if hasattr(stage, "_recv_meta"):
         return [
+            *chunks,
             Patch(stage, "_recv_meta", exchange.recv_meta, "shapes from a stage that is not there", since="2.13"),
             Patch(stage, "_send_meta", exchange.send_meta, "remembered for stages that follow", since="2.13"),
         ]
     return [
+        *chunks,
         Patch(stage, "_shape_inference", exchange.shape_inference, "shapes from a stage that is not there"),
         Patch(stage, "_get_init_p2p_neighbors_ops", pipelining.greetings, "sent as int64, received as float32"),
     ]
@@ -177,7 +183,7 @@ def _is_device(kind: str) -> bool:
 def _new_group_with_tag(world: VirtualWorld, original):
     @functools.wraps(original)
     def new_group_with_tag(ranks=None, timeout=None, backend=None, *rest, use_local_synchronization=False, **options):
-        with world.recorder.own_time():
+        with world.recorder.own_time(), world.members_only(use_local_synchronization):
             if use_local_synchronization and ranks is not None and world.rank not in ranks:
                 asked = backend or c10d._world.pg_map[c10d._get_default_group()][0]
                 ordered = sorted(ranks) if options.get("sort_ranks", True) else ranks

@@ -15,7 +15,12 @@ LayerNorm sees a constant (a constant input gives zero gradients)."""
 
 
 class Values(Protocol):
-    """How the world reads and writes tensor contents, whatever kind of tensors the run uses."""
+    """How the world reads and writes tensor contents, whatever kind of tensors the run uses.
+
+    ``in_place``: bulk data is filled where it lies (`world.filling`) instead of passing through ``known`` and ``set``.
+    """
+
+    in_place: bool
 
     def known(self, t: torch.Tensor) -> torch.Tensor | None:
         """A real tensor with the value (not to be written to), or None: nobody knows it."""
@@ -36,6 +41,8 @@ class Values(Protocol):
 
 class RealValues:
     """Values of real tensors: everything is known, nothing can be forgotten."""
+
+    in_place = False
 
     def known(self, t: torch.Tensor) -> torch.Tensor | None:
         return t.detach()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ class VirtualWorld:
 
     Attributes:
         findings: problems seen while recording (ranks that disagree about a call).
-        unanswered: ranks whose payload was asked for and not known: with them traced first, this rank would be surer.
+        unanswered: ranks whose payload was asked for, not known, and could steer the script: with them traced first,
+            this rank would be surer.
         check_devices: refuse tensors on devices that no backend of the group serves, as torch does.
     """
 
@@ -58,14 +59,16 @@ class VirtualWorld:
         self.payloads = payloads
         self.rank = recorder.rank
         self.generator = torch.Generator().manual_seed(self.seed)  # never the script's: its data order must not move
+        self._device_generators: dict[torch.device, torch.Generator] = {}
         self.findings: list[Problem] = []
-        self.unanswered: set[int] = set()
+        self.unanswered = recorder.unanswered
         self.store = VirtualStore(self)
         self.stores: list[VirtualStore] = []
         self.objects_fallback: Callable[[list], list] | None = None
         self.shape_exchange.forward = None
         self.last_sent: dict[tuple[int, int], int] = {}
         self.creating: tuple[Group, dict[str, str]] | None = None
+        self.made_by_members = False  # the groups being made now are made by their members, or a parent's, alone
         self._functional = Functional(self)
         self._messages: dict[str, int] = {}
 
@@ -112,9 +115,12 @@ class VirtualWorld:
 
     def register_group(self, ranks: tuple[int, ...], backend: str, desc: str, *, default: bool = False) -> Group:
         """A line in the group table, whether this rank is a member or not."""
+        local = self.made_by_members
         desc = "" if desc in ("default_pg", "undefined") else desc
         name = "world" if default else desc.removeprefix("mesh_")
-        return self.recorder.groups.add(ranks, name=name, backend=backend, site=self.recorder.site(), desc=desc)
+        return self.recorder.groups.add(
+            ranks, name=name, backend=backend, site=self.recorder.site(), desc=desc, local=local
+        )
 
     def create_group(self, options: Any, backend_options: Any = None) -> RecordingGroup:
         """Called by torch in the middle of ``_new_process_group_helper``."""
@@ -130,18 +136,35 @@ class VirtualWorld:
         backend = backend or c10d._world.pg_map[parent][0]
         desc = group_desc or f"{parent.group_desc}:split"
         mine = None
-        for part in split_ranks:
-            ranks = [parent.ranks[i] for i in sorted(part)]
-            group = c10d._new_group_with_tag(ranks, timeout, backend, group_desc=desc)
-            if self.rank in ranks:
-                mine = group
+        with self.members_only():
+            for part in split_ranks:
+                ranks = [parent.ranks[i] for i in sorted(part)]
+                group = c10d._new_group_with_tag(ranks, timeout, backend, group_desc=desc)
+                if self.rank in ranks:
+                    mine = group
         return mine
+
+    @contextmanager
+    def members_only(self, only: bool = True):
+        """Groups made inside are made in calls that the other ranks do not make."""
+        before, self.made_by_members = self.made_by_members, self.made_by_members or only
+        try:
+            yield
+        finally:
+            self.made_by_members = before
 
     def next_message(self, lane: str) -> int:
         """Running number of the messages on one lane (a pair of ranks, one direction)."""
         number = self._messages.get(lane, 0)
         self._messages[lane] = number + 1
         return number
+
+    def device_generator(self, device: torch.device) -> torch.Generator:
+        """The generator of made-up values on a real device."""
+        found = self._device_generators.get(device)
+        if found is None:
+            found = self._device_generators[device] = torch.Generator(device).manual_seed(self.seed)
+        return found
 
     def missing_objects(self, own: list) -> Callable[[], list]:
         """Objects to answer with when nobody knows what was sent."""

@@ -12,8 +12,23 @@ from pathlib import Path
 from typing import NoReturn
 
 from echo_hooks.errors import UsageError
+from echo_hooks.network.calibration import Calibration, load_calibration
+from echo_hooks.overlap.slowdowns import checked
+from echo_launch.timing import PROFILES_HELP, TIMING_HELP, parse_profiles
 from echo_launch.torchrun import RealRun
-from echo_launch.variations import JITTER_HELP, SLOW_NODE_HELP, SLOW_RANK_HELP, parse_jitter, parse_slow
+from echo_launch.variations import (
+    HOST_SPEED_HELP,
+    JITTER_HELP,
+    MOE_SKEW_HELP,
+    OVERLAP_HELP,
+    SLOW_NODE_HELP,
+    SLOW_RANK_HELP,
+    MoeSkew,
+    parse_host_speed,
+    parse_jitter,
+    parse_moe_skew,
+    parse_slow,
+)
 from echo_launch.world import MAX_DIGITS, World, resolve_world
 
 _TORCHRUN = "torchrun options"
@@ -24,7 +39,10 @@ _RECORD = "options of the record (without --simulate)"
 @dataclass(frozen=True)
 class Launch:
     """A checked command line. ``trace_ranks``: None for Echo's choice. ``jobs``: ranks traced at once. ``jitter``:
-    sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank."""
+    sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank. ``timing``,
+    ``profiles``: where the time of an operation is from. ``calibration``: of the network, None for the one that comes
+    with the accelerator. ``overlap``: a slowdown model's file, "none", or None for Echo's choice. ``moe_skew``: load of
+    experts, by default balanced. ``host_speed``: of the target's processor, relative to this machine's."""
 
     world: World
     script: str
@@ -40,6 +58,12 @@ class Launch:
     quiet: bool
     jitter: float = 0.0
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
+    timing: str = "auto"
+    host_speed: float = 1.0
+    profiles: tuple[Path, ...] = ()
+    calibration: Calibration | None = None
+    moe_skew: MoeSkew = field(default_factory=MoeSkew)
+    overlap: str | None = None
     notes: tuple[str, ...] = field(default=())
 
 
@@ -94,7 +118,13 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
         json=options.json,
         quiet=options.quiet,
         jitter=parse_jitter(options.jitter),
+        timing=options.timing,
+        host_speed=parse_host_speed(options.host_speed),
+        profiles=parse_profiles(options.timing, options.profiles),
         slow_ranks=parse_slow(options.slow_node, options.slow_rank, world.world_size, world.nproc_per_node),
+        calibration=load_calibration(options.calibration) if options.calibration is not None else None,
+        moe_skew=parse_moe_skew(options.moe_skew),
+        overlap=checked(options.overlap),
     )
 
 
@@ -169,16 +199,18 @@ def _parser() -> _Parser:
     _add(own, "--trace-ranks", default="auto", help="auto, all, or a list such as 0,5,8-15 (default: auto)")
     _add(own, "--jobs", help="ranks traced at once (default: 2, or 1 on one core)")
     _add(own, "--executor", default="local", choices=("local", "ray"), help="where ranks are traced")
-    _add(own, "--timing", default="auto", choices=("auto", "execute", "profile", "model"), help="how ops get durations")
+    _add(own, "--timing", default="auto", choices=("auto", "execute", "profile", "model"), help=TIMING_HELP)
+    _add(own, "--profiles", action="append", metavar="FILE", help=PROFILES_HELP)
     _add(own, "--calibration", help="constants of the network, from echo-sim calibrate")
-    _add(own, "--overlap", default="none", help="a trained slowdown model, or none")
+    _add(own, "--overlap", metavar="FILE|none", help=OVERLAP_HELP)
     _add(own, "--warmup-steps", default="1", help="optimizer steps before the measured ones (default: 1)")
     _add(own, "--steps", default="1", help="measured optimizer steps (default: 1)")
     _add(own, "--seed", default="0", help="of every random generator (default: 0)")
     _add(own, "--jitter", metavar="SIGMA", help=JITTER_HELP)
     _add(own, "--slow-node", action="append", metavar="NODE=FACTOR", help=SLOW_NODE_HELP)
     _add(own, "--slow-rank", action="append", metavar="RANK=FACTOR", help=SLOW_RANK_HELP)
-    _add(own, "--moe-skew", help="uneven load of experts")
+    _add(own, "--host-speed", metavar="FACTOR", help=HOST_SPEED_HELP)
+    _add(own, "--moe-skew", metavar="SKEW", help=MOE_SKEW_HELP)
     _add(own, "--hostfile", help="hosts and slots, as DeepSpeed writes them")
     _add(own, "--json", action="store_true", help="print report.json; the script's own output goes to stderr")
     _add(own, "--quiet", action="store_true", help="no progress, and the script's output only into logs")
@@ -259,7 +291,7 @@ def _given(options: argparse.Namespace, action: argparse.Action) -> bool:
 
 # ---- checks ----
 
-_UNBUILT = {"calibration": "", "moe_skew": "", "hostfile": ""}
+_UNBUILT = {"hostfile": ""}
 
 
 def _refuse_unbuilt(options: argparse.Namespace) -> None:
@@ -267,10 +299,6 @@ def _refuse_unbuilt(options: argparse.Namespace) -> None:
     for name in _UNBUILT:
         if getattr(options, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is not built yet: leave it out")
-    if options.timing in ("execute", "profile"):
-        raise UsageError(f"--timing {options.timing} is not built yet: use --timing model")
-    if options.overlap != "none":
-        raise UsageError(f"--overlap {options.overlap} is not built yet: use --overlap none")
     if options.executor != "local":
         raise UsageError(f"--executor {options.executor} is not built yet: use --executor local")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
-from echo_hooks.errors import EchoError, NothingSimulated, ScriptError
+from echo_hooks.errors import EchoError, ExecuteFailed, NothingSimulated, ScriptError
 from echo_hooks.graph.rundir import write_trace
 
 
@@ -34,7 +34,12 @@ def trace_rank(tracer: Any, settings: dict[str, Any], rank: int, result: IO[byte
             write_trace(out, error.trace)
         answer = {"outcome": "nothing", "message": str(error), "traced": error.trace is not None}
     except ScriptError as error:
+        if error.trace is not None:
+            write_trace(out, error.trace)
         answer = {"outcome": "script_error", "message": str(error), "traceback": error.traceback}
+        answer["traced"] = error.trace is not None
+    except ExecuteFailed as error:
+        answer = {"outcome": "execute_failed", "message": str(error)}
     except EchoError as error:
         answer = {"outcome": "echo_error", "message": str(error), "status": error.exit_status}
     except BaseException as error:

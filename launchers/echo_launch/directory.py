@@ -36,6 +36,12 @@ class RunDirectory:
             _remove_if_empty(self.path)
             _remove_if_empty(RUNS.absolute())
 
+    def clear(self) -> None:
+        """Forget what an attempt has left that is made again in another way."""
+        for name in _OURS:
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        (self.path / "logs").mkdir()
+
     def keep(self) -> None:
         """The run is complete."""
         self._kept = True

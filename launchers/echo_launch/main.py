@@ -5,28 +5,35 @@ Exit status: 0 simulated; 1 the script failed; 2 bad arguments or files; 3 the p
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 import echo_hooks
+from echo_hooks.compose.check import check
 from echo_hooks.compose.roles import RankFacts, roles_from_facts
-from echo_hooks.errors import EchoError, NothingSimulated, PlanError, ScriptError
+from echo_hooks.errors import EchoError, ExecuteFailed, NothingSimulated, PlanError, ScriptError
 from echo_hooks.graph.problems import BROKEN_PLAN, rank_ranges
-from echo_hooks.graph.rundir import Run, read_run, write_groups, write_manifest, write_roles
+from echo_hooks.graph.roles import Role
+from echo_hooks.graph.rundir import Run, read_run, read_trace, write_groups, write_manifest, write_roles
 from echo_launch.arguments import Launch, parse
 from echo_launch.directory import RunDirectory
+from echo_launch.mode import Mode, choose_mode, next_best
 from echo_launch.pool import TRACER, LocalPool
 from echo_launch.progress import TracingProgress
 from echo_launch.schedule import Schedule
 from echo_launch.torchrun import RealRun
 from echo_launch.tracing import Traced, trace_ranks
+from echo_launch.variations import MoeSkew
 
 
 def main(
@@ -64,9 +71,10 @@ class Outcome:
 
 
 def _simulate(launch: Launch, tracer: str, finish: Callable[[Run, Launch], Outcome]) -> int:
+    balanced = _balanced(launch, tracer, finish) if launch.moe_skew.text else None
     with RunDirectory(launch.out, launch.script) as directory:
         try:
-            run, traced = _trace(launch, tracer, directory)
+            run, traced = _trace(launch, tracer, directory, balanced)
         finally:
             if directory.holds_something() and not (directory.path / "manifest.json").exists():
                 _say(f"unfinished: {directory.path} has no manifest and is no run; its logs and traces are kept there")
@@ -79,7 +87,37 @@ def _simulate(launch: Launch, tracer: str, finish: Callable[[Run, Launch], Outco
     return 3 if any(kind in BROKEN_PLAN for kind, _ in outcome.problems) else 0
 
 
-def _trace(launch: Launch, tracer: str, directory: RunDirectory) -> tuple[Run, Traced]:
+def _balanced(launch: Launch, tracer: str, finish: Callable[[Run, Launch], Outcome]) -> dict[str, Any]:
+    """The other end of the range: figures of the same job with an even load of experts. Its run is not kept."""
+    even = replace(launch, moe_skew=MoeSkew(), json=False)
+    with tempfile.TemporaryDirectory(prefix="echo-balanced-") as place, RunDirectory(Path(place) / "run", "") as inner:
+        run, traced = _trace(even, tracer, inner)
+        report = json.loads(_finished(finish, run, even, traced).json())
+    return {
+        "step_time_ms": report["step_time_ms"],
+        "peak_reserved_bytes": max((role["peak_reserved_bytes"] for role in report["roles"]), default=0),
+    }
+
+
+def _trace(
+    launch: Launch, tracer: str, directory: RunDirectory, balanced: dict[str, Any] | None = None
+) -> tuple[Run, Traced]:
+    """In the launch's mode of timing, or where that cannot be, in the next best one."""
+    mode = choose_mode(launch.timing, skewed=bool(launch.moe_skew.text))
+    if mode.note:
+        _say(mode.note)
+    try:
+        return _trace_as(mode, launch, tracer, directory, balanced)
+    except ExecuteFailed as error:
+        mode = next_best(str(error))
+        _say(mode.note)
+        directory.clear()
+        return _trace_as(mode, launch, tracer, directory, balanced)
+
+
+def _trace_as(
+    mode: Mode, launch: Launch, tracer: str, directory: RunDirectory, balanced: dict[str, Any] | None
+) -> tuple[Run, Traced]:
     world = launch.world
     job = {
         "world_size": world.world_size,
@@ -92,6 +130,9 @@ def _trace(launch: Launch, tracer: str, directory: RunDirectory) -> tuple[Run, T
         "steps": launch.steps,
         "seed": launch.seed,
         "out": str(directory.path),
+        "timing": mode.timing,
+        "moe_hot": launch.moe_skew.hot,
+        "moe_sampled": launch.moe_skew.sampled,
     }
     schedule = Schedule(world.world_size, world.nproc_per_node, launch.trace_ranks)
     shown_rank = -1 if launch.quiet else schedule.first().ranks[0][0]
@@ -100,16 +141,36 @@ def _trace(launch: Launch, tracer: str, directory: RunDirectory) -> tuple[Run, T
         progress.say(f"simulating {world.world_size} ranks, {world.nproc_per_node} a node, on {world.cluster}")
         if world.note:
             progress.say(world.note)
-        with LocalPool(job, tracer=tracer, shown_rank=shown_rank, stdout=stdout) as pool:
-            traced = trace_ranks(pool, schedule, directory.path, launch.jobs, progress.traced)
+        with LocalPool(job, tracer=tracer, shown_rank=shown_rank, stdout=stdout, gpu=mode.gpu) as pool:
+            jobs = 1 if mode.timing == "execute" else launch.jobs
+            traced = trace_ranks(pool, schedule, directory.path, jobs, progress.traced)
             versions = pool.versions
     for sentence in traced.unsettled:
         _say(sentence)
     write_groups(directory.path, traced.groups)
-    roles = roles_from_facts(traced.facts, traced.groups, world.world_size, world.nproc_per_node)
+    try:
+        roles = roles_from_facts(traced.facts, traced.groups, world.world_size, world.nproc_per_node)
+    except EchoError as error:
+        raise traced.failure or error from None
+    if traced.failure is not None and not _explains(traced, roles, directory):
+        raise traced.failure
     write_roles(directory.path, roles)
-    write_manifest(directory.path, manifest(launch, traced, versions))
+    whole = manifest(launch, traced, versions, roles, mode)
+    if balanced is not None:
+        whole["moe"] = {"skew": launch.moe_skew.text, "balanced": balanced}
+        whole["assumptions"].append(_range_of_experts(launch, balanced))
+    write_manifest(directory.path, whole)
     return read_run(directory.path), traced
+
+
+def _explains(traced: Traced, roles: list[Role], directory: RunDirectory) -> bool:
+    """Whether the ranks had made calls that do not match before the script failed: then it fails for that."""
+    world_size = sum(len(role.ranks) for role in roles)
+    traces = {role.traced_rank: read_trace(directory.path, role.traced_rank) for role in roles}
+    explains = any(problem.kind == "mismatch" for problem in check(world_size, traced.groups, roles, traces))
+    if explains:
+        _say(f"the script failed after calls that do not match: {str(traced.failure).splitlines()[0]}")
+    return explains
 
 
 def _finished(finish: Callable[[Run, Launch], Outcome], run: Run, launch: Launch, traced: Traced) -> Outcome:
@@ -140,6 +201,11 @@ def compose_and_report(run: Run, launch: Launch) -> Outcome:
         slow_ranks=launch.slow_ranks,
         jitter=launch.jitter,
         seed=launch.seed,
+        calibration=launch.calibration,
+        timing=run.manifest["timing"],
+        profiles=launch.profiles,
+        host_speed=launch.host_speed,
+        overlap=launch.overlap,
     )
     report = analysis.report
     write_files(run.path, run, analysis.composition, report)
@@ -150,7 +216,9 @@ def compose_and_report(run: Run, launch: Launch) -> Outcome:
     )
 
 
-def manifest(launch: Launch, traced: Traced, versions: Mapping[str, str]) -> dict[str, Any]:
+def manifest(
+    launch: Launch, traced: Traced, versions: Mapping[str, str], roles: list[Role], mode: Mode
+) -> dict[str, Any]:
     """What is written last: its presence says that the run is whole."""
     world = launch.world
     return {
@@ -164,16 +232,31 @@ def manifest(launch: Launch, traced: Traced, versions: Mapping[str, str]) -> dic
         "warmup_steps": launch.warmup_steps,
         "steps": launch.steps,
         "seed": launch.seed,
+        "timing": mode.timing,
         "versions": {"echo-hooks": echo_hooks.__version__, **versions, **traced.packages},
         "traced_ranks": sorted(traced.facts),
         "traced_because": {str(rank): traced.reasons[rank] for rank in sorted(traced.facts)},
         "traced_twice": traced.retraced,
-        "assumptions": [*([world.note] if world.note else []), *traced.unsettled],
+        "assumed_equal": [
+            {"ranks": rank_ranges(assumed), "to": role.traced_rank, "why": role.why}
+            for role in roles
+            if (assumed := set(role.ranks) - set(role.proven))
+        ],
+        "assumptions": [*(note for note in (world.note, mode.note) if note), *traced.unsettled],
         "made_up_values": _made_up_values(traced.facts),
-        "nccl_environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("NCCL_")},
+        "nccl_environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("NCCL_", "HCCL_"))},
         "peak_rss_bytes": traced.peak_rss_bytes,
         "complete": True,
     }
+
+
+def _range_of_experts(launch: Launch, balanced: Mapping[str, Any]) -> str:
+    step, size = balanced["step_time_ms"], balanced["peak_reserved_bytes"]
+    time = "takes no step" if step is None else f"takes {step:.4g} ms a step"
+    return (
+        f"load of experts: this is --moe-skew {launch.moe_skew.text}; balanced, the job {time} on {launch.world.cluster}"
+        f" and its fullest rank reserves {size / 2**30:.2f} GiB"
+    )
 
 
 def _made_up_values(facts: Mapping[int, RankFacts]) -> dict[str, int]:

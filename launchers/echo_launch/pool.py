@@ -23,8 +23,8 @@ _SECONDS_TO_END = 3.0
 class Result:
     """How one rank went.
 
-    ``outcome``: "ok", "nothing" (no optimizer step; ``traced`` says whether a trace was written all the same),
-    "script_error", "echo_error" (with the exit ``status`` it asks for), "internal" or "crashed".
+    ``outcome``: "ok", "nothing" (no optimizer step), "script_error" (for both, ``traced`` says whether a trace was
+    written all the same), "echo_error" (with the exit ``status`` it asks for), "internal" or "crashed".
     """
 
     rank: int
@@ -42,11 +42,14 @@ class LocalPool:
     """Traces ranks of one job on this machine; the caller decides how many at once.
 
     ``job``: the fields of echo_hooks.session.Job. ``tracer``: the module that has Job and Tracer. ``shown_rank``: the
-    rank whose output is not logged but shown (-1: none), its standard output on the descriptor ``stdout``. A context
-    manager; leaving it ends the server and everything below it.
+    rank whose output is not logged but shown (-1: none), its standard output on the descriptor ``stdout``. ``gpu``: what the
+    ranks may see of this machine's accelerators (CUDA_VISIBLE_DEVICES). A context manager; leaving it ends the server and everything below it.
     """
 
-    def __init__(self, job: dict[str, Any], *, tracer: str = TRACER, shown_rank: int = 0, stdout: int = 1):
+    def __init__(
+        self, job: dict[str, Any], *, tracer: str = TRACER, shown_rank: int = 0, stdout: int = 1, gpu: str = ""
+    ):
+        self._gpu = gpu
         self._settings = {"job": job, "tracer": tracer, "shown_rank": shown_rank, "versions_of": 0}
         self._stdout = stdout
         self._process: subprocess.Popen | None = None
@@ -79,7 +82,7 @@ class LocalPool:
                 stdin=subprocess.DEVNULL,
                 stdout=self._stdout,
                 pass_fds=ends,
-                env=_environment(),
+                env=_environment(self._gpu),
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which then ends the server in order
             )
         finally:
@@ -156,10 +159,10 @@ class LocalPool:
         return ScriptError(f"the process that traces the ranks {how}", -1)
 
 
-def _environment() -> dict[str, str]:
-    """The launcher's own, with this machine's accelerators hidden and threads as torchrun sets them."""
+def _environment(gpu: str) -> dict[str, str]:
+    """The launcher's own, with this machine's accelerators hidden but for ``gpu``, and threads as torchrun sets them."""
     environment = dict(os.environ)
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        environment[name] = ""
+        environment[name] = gpu
     environment.setdefault("OMP_NUM_THREADS", "1")  # torchrun does the same for more than one process a node
     return environment

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,9 @@ from echo_hooks.graph.groups import GroupTable
 from echo_hooks.graph.problems import rank_ranges
 
 BUDGET = 12
-"""Spot checks stop at this many traced ranks; classes without a traced rank are never given up."""
+"""Spot checks stop at this many traced ranks; classes without a traced rank are never given up, and where there are
+more classes than this, one check is made all the same: the last rank of the first class, whose place differs on most
+axes (in Megatron's layout, not the root of its TP group)."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Schedule:
             chosen = [(rank_class, self._representative(rank_class, view)) for rank_class in missing]
             chosen.sort(key=lambda item: (item[0].places, item[1]))  # pipeline order: a stage hears from the one before
             return Wave(tuple((rank, _reason(c)) for c, rank in chosen), in_order=view.hands_on)
-        left = max(BUDGET, len(view.classes)) - len(facts)
+        left = max(BUDGET, len(view.classes) + 1) - len(facts)
         checks = self._checks(facts, view)
         return Wave(tuple(checks[:left])) if checks and left > 0 else None
 
@@ -162,22 +163,9 @@ def _across(view: _View) -> list[tuple[int, str]]:
     return questions
 
 
-_FROM_RANK = re.compile(r"\bfrom rank (\d+)\b")
-
-
-def donors(fact: RankFacts) -> set[int]:
-    """Ranks that could have given a value which this one had to make up (floating data steers nothing)."""
-    found = set()
-    for assumption in fact.assumptions:
-        text = f"{assumption.kind} {assumption.value}"
-        if "float" not in text and (match := _FROM_RANK.search(text)):
-            found.add(int(match[1]))
-    return found - {fact.rank}
-
-
 def _donors(facts: Mapping[int, RankFacts]) -> list[tuple[int, str]]:
     return [
         (donor, f"source of values that rank {fact.rank} asked for")
         for fact in facts.values()
-        for donor in sorted(donors(fact))
+        for donor in sorted(fact.unanswered)
     ]

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from echo_hooks.errors import EchoError
-from echo_hooks.network.nccl_tables import DEFAULT_VERSION
-from echo_launch import sim_models, sim_run
-from echo_launch.variations import JITTER_HELP, SLOW_NODE_HELP, SLOW_RANK_HELP
+from echo_launch import sim_models, sim_network, sim_overlap, sim_profile, sim_run
+from echo_launch.timing import PROFILES_HELP, TIMING_HELP
+from echo_launch.variations import HOST_SPEED_HELP, JITTER_HELP, OVERLAP_HELP, SLOW_NODE_HELP, SLOW_RANK_HELP
 
 _DESCRIPTION = """Ask a traced run (a directory that echo-launch --simulate left) for its report, timeline and memory,
 compose it for another cluster, or ask the hardware and network models by themselves."""
@@ -21,9 +21,6 @@ memory), with the reason."""
 
 _NOT_BUILT = {
     "sweep": ("compose a run for a grid of clusters and options", "echo-sim compose takes --cluster several times"),
-    "calibrate": ("fit the network model to nccl-tests logs", "the network model's own constants are used"),
-    "profile": ("measure operations into a database", "durations come from the model of the accelerator"),
-    "overlap": ("collect, train and evaluate slowdown models", "the slowdown formula is used"),
 }
 
 
@@ -60,6 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_run_commands(commands)
     _add_model_commands(commands)
+    sim_overlap.add_commands(commands, _command)
+    sim_profile.add_commands(commands)
     for name, (does, _) in _NOT_BUILT.items():
         commands.add_parser(name, help=f"{does} (not built yet)", add_help=False)
     return parser
@@ -89,8 +88,13 @@ def _add_run_commands(commands) -> None:
         help='a TOML file, or PRESET:NODESxGPUS such as "h800:12x8"; several times: one line each',
     )
     compose.add_argument("-o", "--output", type=Path, metavar="DIR", help="write report and timeline to DIR")
+    compose.add_argument("--calibration", metavar="FILE", help="of the network, from echo-sim calibrate")
+    compose.add_argument("--timing", default="auto", choices=("auto", "profile", "model"), help=TIMING_HELP)
+    compose.add_argument("--profiles", action="append", type=Path, metavar="FILE", help=PROFILES_HELP)
+    compose.add_argument("--overlap", metavar="FILE|none", help=OVERLAP_HELP)
     compose.add_argument("--unfolded", action="store_true", help="simulate every rank by itself (slow, same times)")
     compose.add_argument("--jitter", metavar="SIGMA", help=JITTER_HELP)
+    compose.add_argument("--host-speed", metavar="FACTOR", help=HOST_SPEED_HELP)
     compose.add_argument("--slow-node", action="append", metavar="NODE=FACTOR", help=SLOW_NODE_HELP)
     compose.add_argument("--slow-rank", action="append", metavar="RANK=FACTOR", help=SLOW_RANK_HELP)
     compose.add_argument("--seed", type=int, default=0, help="of the band's random numbers (default: 0)")
@@ -119,19 +123,49 @@ def _add_model_commands(commands) -> None:
     )
     check.add_argument("file", type=Path, metavar="FILE")
 
-    network = _command(commands, "network", sim_models.network, "how long one collective takes alone")
+    network = _command(
+        commands, "network", sim_network.network, "how long one collective takes alone, or LOG against it"
+    )
     network.add_argument("--cluster", required=True, metavar="CLUSTER", help="a TOML file or PRESET:NODESxGPUS")
-    network.add_argument("--collective", required=True, metavar="NAME", help="all_reduce, all_gather, send, ...")
-    network.add_argument("--ranks", required=True, metavar="RANKS", help='such as "0-15", "0,8,16" or "0-88:8"')
+    network.add_argument("--collective", metavar="NAME", help="all_reduce, all_gather, send, ...")
+    network.add_argument(
+        "--ranks", metavar="RANKS", help='such as "0-15", "0,8,16" or "0-88:8"; with --compare how many LOG was made on'
+    )
     network.add_argument(
         "--bytes",
-        required=True,
         metavar="SIZE",
         help="payload per rank, as nccl-tests counts it: the larger of the send and receive buffers; such as 1MiB",
     )
-    network.add_argument("--nccl-version", default=DEFAULT_VERSION, metavar="X.Y.Z", help="default: %(default)s")
     network.add_argument("--dtype", default="bfloat16", metavar="DTYPE", help="element type (default: %(default)s)")
+    network.add_argument("--calibration", metavar="FILE", help="from echo-sim calibrate, instead of the preset's")
+    network.add_argument(
+        "--compare", type=Path, nargs="+", metavar="LOG", help="print measured times beside predicted ones instead"
+    )
+    network.add_argument("--plot", type=Path, metavar="FILE.html", help="with --compare: draw it, too")
     network.add_argument("--json", action="store_true", help="print JSON instead of text")
+    _add_log_options(network)
+
+    calibrate = _command(commands, "calibrate", sim_network.calibrate, "fit the network model to measured collectives")
+    calibrate.add_argument(
+        "logs", type=Path, nargs="+", metavar="LOG", help="output of nccl-tests (text or JSON), CSV, NCCL's tuning log"
+    )
+    calibrate.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="calibration to write")
+    calibrate.add_argument("--cluster", required=True, metavar="CLUSTER", help="what the logs were made on")
+    calibrate.add_argument(
+        "--prior",
+        default="shipped",
+        metavar="shipped|stock|FILE",
+        help="what to stay at where the logs say nothing: the preset's calibration, NCCL's own numbers, or a file's "
+        "(default: %(default)s)",
+    )
+    calibrate.add_argument("--collective", metavar="NAME", help="where a log does not name it")
+    calibrate.add_argument("--ranks", metavar="COUNT", help="ranks, where a log does not say them")
+    _add_log_options(calibrate)
+
+
+def _add_log_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--on-nodes", metavar="COUNT", help="nodes that a log was made on, where it does not say")
+    command.add_argument("--nccl-version", metavar="X.Y.Z", help="NCCL, where no log says it")
 
 
 def _command(commands, name: str, function, text: str) -> argparse.ArgumentParser:

@@ -1,11 +1,9 @@
-"""echo-sim's commands on the models alone: hardware list, show and check, network."""
+"""echo-sim's commands on hardware files: list, show and check."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from echo_hooks.errors import UsageError
-from echo_hooks.graph.problems import parse_rank_ranges
 from echo_hooks.hardware.accelerator import accelerator_names, load_accelerator
-from echo_hooks.hardware.cluster import Cluster, cluster_names, describe_cluster, load_cluster
-from echo_hooks.hardware.units import parse_quantity
-from echo_hooks.network.describe import describe
-from echo_hooks.network.model import CommunicationModel
-from echo_hooks.report.quantities import bytes_text, decimal_text, duration_text, percent_text
-from echo_hooks.report.text import heading, line, row, show, table
+from echo_hooks.hardware.cluster import cluster_names, describe_cluster, load_cluster
+from echo_hooks.report.quantities import bytes_text, decimal_text
+from echo_hooks.report.text import heading, line
 
 
 def list_hardware(arguments: argparse.Namespace) -> int:
@@ -64,52 +58,6 @@ def check_hardware(arguments: argparse.Namespace) -> int:
     if assumed:
         print(f"assumed, not published: {', '.join(assumed)}")
     return 0
-
-
-def network(arguments: argparse.Namespace) -> int:
-    """`echo-sim network`."""
-    cluster = load_cluster(arguments.cluster)
-    try:
-        ranks = parse_rank_ranges(arguments.ranks)
-    except ValueError as error:
-        raise UsageError(f"--ranks {arguments.ranks}: {error}") from None
-    if max(ranks) >= cluster.world_size:
-        raise UsageError(f"--ranks {arguments.ranks}: {cluster.name} has ranks 0 to {cluster.world_size - 1}")
-    size = int(parse_quantity(arguments.bytes, "bytes"))
-    model = CommunicationModel(cluster, nccl_version=arguments.nccl_version, environment=nccl_variables())
-    answer = describe(model, arguments.collective, ranks, size, dtype=arguments.dtype)
-    if arguments.json:
-        print(json.dumps({"cluster": cluster.name, **answer}, indent=1, allow_nan=False))
-    else:
-        _print_cost(answer, cluster, Console())
-    return 0
-
-
-def nccl_variables() -> dict[str, str]:
-    """The NCCL_* variables of this shell: they steer NCCL's choices here as they do in the job."""
-    return {name: value for name, value in os.environ.items() if name.startswith("NCCL_")}
-
-
-def _print_cost(answer: dict[str, Any], cluster: Cluster, console: Console) -> None:
-    placement, count = answer["placement"], len(answer["ranks"])
-    line(console, f"{answer['collective']} of {bytes_text(answer['bytes'])} ({answer['dtype']}), {count} ranks on")
-    line(console, f"{placement['nodes']} node{'s' if placement['nodes'] != 1 else ''} of {cluster.name}")
-    rows = table("", "", left=2)
-    rows.show_header = False
-    by = f"{answer['algorithm']}, {answer['protocol']}, {answer['channels']} channels"
-    row(rows, "time", f"{duration_text(answer['duration_us'] / 1e3)} ({answer['evidence']})")
-    row(rows, "of it latency", duration_text(answer["latency_us"] / 1e3))
-    row(rows, "algbw", decimal_text(answer["algorithm_bandwidth_gb_per_s"] * 1e9, "B/s"))
-    row(rows, "busbw", decimal_text(answer["bus_bandwidth_gb_per_s"] * 1e9, "B/s"))
-    row(rows, "by", f"{by} (NCCL {answer['nccl_version']})")
-    show(console, rows)
-    if answer["resources"]:
-        heading(console, f"fullest links ({len(answer['resources'])} of {answer['resources_in_all']})")
-        links = table("link", "moves", "capacity", "busy")
-        for link in answer["resources"]:
-            capacity = decimal_text(link["capacity_gb_per_s"] * 1e9, "B/s")
-            row(links, link["name"], bytes_text(link["bytes"]), capacity, percent_text(link["busy_share"]))
-        show(console, links)
 
 
 def _describe(name: str) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from echo_hooks.graph.problems import BROKEN_PLAN
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import Run, read_groups, read_run
 from echo_hooks.hardware.cluster import Cluster, load_cluster
+from echo_hooks.network.calibration import load_calibration
+from echo_hooks.overlap.slowdowns import checked
 from echo_hooks.report.comparison import compare as compare_with
 from echo_hooks.report.comparison import print_comparison
 from echo_hooks.report.files import write_files
@@ -27,7 +29,8 @@ from echo_hooks.report.quantities import bytes_text, duration_text, percent_text
 from echo_hooks.report.report import PERFETTO_FILE, REPORT_FILE, Report, read_report
 from echo_hooks.report.terminal import print_report
 from echo_hooks.report.text import line, row, show, table
-from echo_launch.variations import parse_jitter, parse_slow
+from echo_launch.timing import parse_profiles
+from echo_launch.variations import parse_host_speed, parse_jitter, parse_slow
 
 if TYPE_CHECKING:
     from echo_hooks.analysis import Analysis
@@ -79,16 +82,29 @@ def compose(arguments: argparse.Namespace) -> int:
     clusters = arguments.cluster
     if arguments.output is not None and len(clusters) > 1:
         raise UsageError(f"-o {arguments.output}: one directory holds one cluster's report; {len(clusters)} were given")
-    jitter = parse_jitter(arguments.jitter)
+    jitter, host_speed = parse_jitter(arguments.jitter), parse_host_speed(arguments.host_speed)
     if arguments.seed < 0:
         raise UsageError(f"--seed {arguments.seed}: a whole number from 0 is needed")
+    calibration = load_calibration(arguments.calibration) if arguments.calibration else None
+    profiles = parse_profiles(arguments.timing, arguments.profiles)
+    overlap = checked(arguments.overlap)
     reports = []
     for text in clusters:
         run = read_run(arguments.run)  # anew for each: durations are filled in place
         described = _cluster(run, text)
         slow = parse_slow(arguments.slow_node, arguments.slow_rank, run.world_size, described.accelerators_per_node)
         analysis = _analyse(
-            run, described, folded=not arguments.unfolded, slow_ranks=slow, jitter=jitter, seed=arguments.seed
+            run,
+            described,
+            folded=not arguments.unfolded,
+            slow_ranks=slow,
+            jitter=jitter,
+            seed=arguments.seed,
+            host_speed=host_speed,
+            calibration=calibration,
+            timing=arguments.timing,
+            profiles=profiles,
+            overlap=overlap,
         )
         reports.append(analysis.report)
         if arguments.output is not None:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Protocol
 
 from echo_hooks.compose.roles import RankFacts, rank_facts
-from echo_hooks.errors import EchoError, NothingSimulated, ScriptError
+from echo_hooks.errors import EchoError, ExecuteFailed, NothingSimulated, ScriptError
 from echo_hooks.graph.groups import GroupTable
 from echo_hooks.graph.merge import match_groups, renumber_groups
 from echo_hooks.graph.rundir import read_trace, write_trace
 from echo_launch.child import log_path
 from echo_launch.pool import Result
-from echo_launch.schedule import Schedule, Wave, donors
+from echo_launch.schedule import Schedule, Wave
 
 _LOG_LINES = 20
 
@@ -28,7 +28,8 @@ class Pool(Protocol):
 
 @dataclass
 class Traced:
-    """What tracing gave. ``facts`` use the numbers of ``groups``; ``reasons``: why each rank was traced."""
+    """What tracing gave. ``facts`` use the numbers of ``groups``; ``reasons``: why each rank was traced; ``failure``:
+    of the script as a rank whose calls before it are in the facts."""
 
     groups: GroupTable
     facts: dict[int, RankFacts]
@@ -37,6 +38,7 @@ class Traced:
     packages: dict[str, str] = field(default_factory=dict)
     retraced: list[int] = field(default_factory=list)
     peak_rss_bytes: int = 0
+    failure: ScriptError | None = None
 
 
 def trace_ranks(
@@ -45,15 +47,16 @@ def trace_ranks(
     """Trace all ranks that ``schedule`` asks for, ``jobs`` at once, into ``directory``.
 
     ``report(result, traced, known)`` is called after each rank: ``known`` ranks are to be traced as far as is known.
-    Raises ScriptError when the script fails as one of the ranks. Where neither the first nor the last rank makes a
-    step, no others are traced; the facts say so.
+    When the script fails as one of the ranks, no others are traced; how its calls fit to those of the ranks before may
+    say why. Raises ScriptError when it fails as the first. Where neither the first nor the last rank makes a step, no
+    others are traced unless they were asked for; the facts say so.
     """
     tracing = _Tracing(pool, directory, jobs, report)
     wave: Wave | None = schedule.first()
     while wave is not None:
         tracing.run(wave)
         groups, facts = tracing.merged()
-        if tracing.all_idle(schedule):
+        if tracing.failure is not None or tracing.all_idle(schedule):
             break  # no more ranks: how the calls of these fit together may say why
         wave = tracing.unless_idle(schedule) or tracing.second_pass(schedule.next(facts, groups))
     groups, facts = tracing.merged(on_disk=True)
@@ -65,6 +68,7 @@ def trace_ranks(
         tracing.packages,
         sorted(tracing.repeated),
         tracing.peak_rss_bytes,
+        tracing.failure,
     )
 
 
@@ -84,6 +88,7 @@ class _Tracing:
         self.repeated: set[int] = set()
         self.packages: dict[str, str] = {}
         self.peak_rss_bytes = 0
+        self.failure: ScriptError | None = None
         self._clock = 0  # counts starts and ends of ranks
         self._started: dict[int, int] = {}
         self._ended: dict[int, int] = {}
@@ -109,6 +114,8 @@ class _Tracing:
                 most = 1
                 continue
             self._keep(result)
+            if self.failure is not None:
+                waiting.clear()
             self.report(result, len(self.facts), len(self.facts) + running + len(waiting))
 
     def _tick(self) -> int:
@@ -132,23 +139,32 @@ class _Tracing:
         self.peak_rss_bytes = max(self.peak_rss_bytes, result.peak_rss_bytes)
         self.packages.update(result.packages)
         if self._failed(result):
-            raise _error(result, self.directory)
+            error = _error(result, self.directory)
+            if not (result.traced and self.facts and isinstance(error, ScriptError)):
+                for path in (self.directory / "ranks").glob(f"{result.rank:05d}.*"):
+                    path.unlink()
+                raise error
+            self.failure = self.failure or error
         if result.outcome == "nothing" and not result.traced:
             raise NothingSimulated(result.message, result.rank)
         trace = read_trace(self.directory, result.rank)
-        fact = rank_facts(trace, result.message if result.outcome == "nothing" else "")
+        fact = rank_facts(trace, "" if result.outcome == "ok" else result.message)
         known = next((t for t in self.tables.values() if t.groups == trace.groups.groups), trace.groups)
         self.facts[result.rank], self.tables[result.rank] = fact, known
 
     def unless_idle(self, schedule: Schedule) -> Wave | None:
         """Where no rank made a step yet, one more opinion: the last rank's."""
-        if not all(fact.nothing for fact in self.facts.values()):
+        if _last(schedule) in self.facts or not all(fact.nothing for fact in self.facts.values()):
             return None
         return Wave(((_last(schedule), f"rank {min(self.facts)} made no step"),))
 
     def all_idle(self, schedule: Schedule) -> bool:
-        """No rank made a step, the last one included."""
-        return _last(schedule) in self.facts and all(fact.nothing for fact in self.facts.values())
+        """No rank made a step, the last one included, and no others were asked for."""
+        return (
+            schedule.wanted is None
+            and _last(schedule) in self.facts
+            and all(fact.nothing for fact in self.facts.values())
+        )
 
     def second_pass(self, wave: Wave | None) -> Wave | None:
         """``wave``, or, when nothing new is left, the ranks whose donors were traced after them; each rank once."""
@@ -158,7 +174,7 @@ class _Tracing:
             rank
             for rank, fact in self.facts.items()
             if rank not in self.repeated
-            and any(self._ended.get(donor, 0) > self._started[rank] for donor in donors(fact))
+            and any(self._ended.get(donor, 0) > self._started[rank] for donor in fact.unanswered)
         ]
         self.repeated.update(late)
         # Backwards: what is still unanswered comes from later ranks, as gradients' shapes come down a pipeline.
@@ -187,6 +203,8 @@ def _error(result: Result, directory: Path) -> EchoError:
         error = EchoError(result.message)
         error.exit_status = result.status
         return error
+    if result.outcome == "execute_failed":
+        return ExecuteFailed(result.message)
     message = result.message
     if result.outcome == "crashed" and (tail := _log_tail(log_path(directory, result.rank))):
         message += f"; the end of its output:\n{tail}"

@@ -1,9 +1,10 @@
-"""--jitter, --slow-node and --slow-rank: what may differ from the modelled machine, checked and in plain numbers."""
+"""What may differ from the modelled machine: --jitter, --slow-node, --slow-rank, --host-speed, --moe-skew; checked."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.problems import parse_rank_ranges
@@ -17,7 +18,62 @@ JITTER_HELP = (
 SLOW_NODE_HELP = (
     "NODE=FACTOR, nodes from 0: kernels there take FACTOR times as long, such as 3=1.1 or 0-2=1.05; repeatable"
 )
+OVERLAP_HELP = (
+    "slowdown of kernels and communication that run together: a model of echo-sim overlap train, or none for no"
+    " slowdown (default: the model that comes with the accelerator, else a formula)"
+)
 SLOW_RANK_HELP = "RANK=FACTOR, the same for single ranks; repeatable"
+MOE_SKEW_HELP = (
+    "load of experts: hot=FACTOR, the first of each layer chosen FACTOR times as often as the mean, or sampled, each"
+    " token drawing its experts at random; a balanced run is made beside it (default: balanced alone)"
+)
+
+
+@dataclass(frozen=True)
+class MoeSkew:
+    """``hot``: load of the first expert over the mean; ``sampled``: experts drawn at random. ``text``: as given."""
+
+    hot: float = 1.0
+    sampled: bool = False
+    text: str = ""
+
+
+def parse_moe_skew(text: str | None) -> MoeSkew:
+    """ "hot=2.0", "sampled" or None, balanced. UsageError for another word or a factor below 1."""
+    if text is None:
+        return MoeSkew()
+    if text == "sampled":
+        return MoeSkew(sampled=True, text=text)
+    name, _, value = text.partition("=")
+    try:
+        hot = float(value) if name == "hot" else math.nan
+    except ValueError:
+        hot = math.nan
+    if not (math.isfinite(hot) and hot >= 1.0):
+        raise UsageError(f"--moe-skew {text}: hot=FACTOR with a factor from 1, such as hot=2.0, or sampled is needed")
+    return MoeSkew(hot=hot, text=text)
+
+
+HOST_SPEED_HELP = (
+    "how many times as fast as this machine's processor the target's runs the script's host code, such as 1.2 or 0.8 "
+    "(default: 1)"
+)
+HOST_SPEEDS = (0.01, 100.0)
+"""Beyond it a factor is a typing error."""
+
+
+def parse_host_speed(text: str | None) -> float:
+    """UsageError unless a number within HOST_SPEEDS."""
+    if text is None:
+        return 1.0
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = math.nan
+    low, high = HOST_SPEEDS
+    if not low <= factor <= high:
+        raise UsageError(f"--host-speed {text}: a factor from {low:g} to {high:g} is needed, such as 1.2")
+    return factor
 
 
 def parse_jitter(text: str | None) -> float:

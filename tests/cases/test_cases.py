@@ -27,9 +27,15 @@ def expectations(path: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for line in (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines():
         key, separator, value = line.partition(": ")
-        if separator and key in ("run", "exit", "says"):
+        if separator and key in ("run", "exit", "says", "fixed", "unsafe"):
             found.setdefault(key, []).append(value)
     return found
+
+
+def named_lines(path: Path) -> list[str]:
+    """The source lines that must be named, as Echo writes them."""
+    lines = path.read_text().splitlines()
+    return [f"{path.name}:{number}" for number, line in enumerate(lines, 1) if line.endswith("# named")]
 
 
 SCRIPTS = sorted(path for path in CASES.glob("*.py") if "exit" in expectations(path))
@@ -42,8 +48,7 @@ def test_case(script, here, capfd):
     out, err = capfd.readouterr()
     assert status == int(expected["exit"][0]), err
     said = out + err
-    named = [n for n, line in enumerate(script.read_text().splitlines(), 1) if line.endswith("# named")]
-    for text in [*expected["says"], *(f"{script.name}:{number}" for number in named)]:
+    for text in [*expected["says"], *named_lines(script)]:
         assert text in said
     if "Traceback" not in "".join(expected["says"]):
         assert "Traceback" not in said
@@ -53,7 +58,7 @@ def test_case(script, here, capfd):
 def test_every_kind_of_failure_has_a_case():
     assert {path.stem for path in SCRIPTS} >= {
         "mismatch_bare", "mismatch_in_loop", "raises_on_rank_5", "no_optimizer", "unanswered_flag",
-        "one_rank_never_trains", "skips_a_collective", "unpaired_send",
+        "one_rank_never_trains", "skips_a_collective", "unpaired_send", "fails_after_mismatch",
     }  # fmt: skip
 
 

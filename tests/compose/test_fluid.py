@@ -30,8 +30,8 @@ class Factors:
     waiting: float = 1.0
     call: float = 1.0
 
-    def slowdown(self, op, run_us, call, bytes, ranks, cost):
-        return self.moving, self.waiting, self.call
+    def slowdowns(self, pairs):
+        return np.tile((self.moving, self.waiting, self.call), (len(pairs), 1))
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,40 @@ def test_uplink_is_shared():
     assert [t.end_us[0] for t in apart] == [10, 30]
 
 
+def test_uneven_all_to_alls_share_the_links_they_load():
+    """Two pairs across nodes; of the first, rank 0 sends 8 bytes to rank 2, which sends 2 back; the second is even."""
+    plan = Plan(4)
+    pairs = [plan.group(0, 2, name="a"), plan.group(1, 3, name="b", site="elsewhere")]
+    for r, (sends, expects) in {0: ((1, 4), (1, 1)), 2: ((1, 1), (4, 1))}.items():
+        attrs = (("input_splits", sends), ("output_splits", expects))
+        rank = plan.rank(r)
+        rank.collective(2 * max(sum(sends), sum(expects)), pairs[0], name="all_to_all", attrs=attrs)
+        rank.collective(0)
+        rank.sync()
+    rank = plan.rank(1, (3,))
+    rank.collective(10, pairs[1])
+    rank.collective(0)
+    rank.sync()
+    seen = {}
+
+    class Uneven(LinkedNetwork):
+        """A byte per us; an uneven all-to-all takes as long as its largest message, on both nodes' links."""
+
+        def collective(self, name, ranks, bytes, dtype, *, root=-1, count=1, splits=None):
+            if splits is not None:
+                seen[ranks] = splits
+                bytes = max(splits[i][j] for i in (0, 1) for j in (0, 1) if i != j)
+            return self._cost(name, ranks, bytes)
+
+    network = Uneven(lambda name, ranks, bytes: float(bytes))
+    times = {t.ranks: t.end_us[0] for t in plan.compose(network, 2).timelines}
+    assert seen == {(0, 2): ((2, 8), (2, 2))}
+    # Together both run at half speed until the 8 bytes are over at 16; the other has 2 of its 10 left.
+    assert times == {(0,): 16, (2,): 16, (1, 3): 18}
+    apart = plan.compose(network, 2, share_links=False).timelines
+    assert {t.ranks: t.end_us[0] for t in apart} == {(0,): 8, (2,): 8, (1, 3): 10}
+
+
 def test_kernel_slows_one_of_two_calls_on_a_shared_link():
     """Calls of 10 bytes each share the nodes' links; on ranks 0 and 2 a kernel of 6 us runs beside the first one."""
     plan = Plan(4)
@@ -266,3 +300,24 @@ def test_folded_times_equal_unfolded_times(seed):
         assert parts == pytest.approx(b.step_us, rel=1e-9)
     path = folded.critical_path
     assert path.end_us[:-1] == pytest.approx(path.begin_us[1:], abs=1e-6)
+
+
+def test_grouped_sends_have_one_latency_and_share_the_senders_link():
+    """As NCCL's group: one kernel, whose parts start together and end with the last."""
+
+    def sends(batched: bool) -> float:
+        plan = Plan(3)
+        sender = plan.rank(0)
+        if batched:
+            sender.open_batch()
+        sender.send(1, 8)
+        sender.send(2, 8)
+        sender.close_batch()
+        sender.sync()
+        for r in (1, 2):
+            plan.rank(r).recv(0, 8)
+        # Every rank has a node of its own, whose link a send fills with 8 of 8 bytes per us.
+        return plan.compose(LinkedNetwork(per_node=1, nodes=3, latency=2.0), 1).timelines[0].end_us[1]
+
+    assert sends(batched=True) == 2 + 8 + 8  # each at half speed
+    assert sends(batched=False) == 2 * (2 + 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -29,23 +30,28 @@ def uneven_network(per_node: int) -> FakeNetwork:
 
 
 def communicate(rank, name, group, bytes, asynchronous, us):
+    call = "all_to_all" if name == "ep" else "all_reduce"
     if asynchronous:
-        event = rank.asynchronous(bytes, group, f"comm:{name}")
+        event = rank.asynchronous(bytes, group, f"comm:{name}", name=call)
         rank.run(next(us), host=0.2)
         rank.wait(event)
     else:
-        rank.collective(bytes, group, host=0.1)
+        rank.collective(bytes, group, host=0.1, name=call)
     rank.run(next(us))
 
 
 def random_plan(seed: int) -> tuple[Plan, int]:
-    """DP x PP x TP with a random order of axes and random programs per stage, and irregular groups on top."""
+    """DP x PP x TP x CP x EP with a random order of axes and random programs per stage, and irregular groups on top.
+
+    Context parallel ranks pass blocks around in a ring, expert parallel ones exchange tokens all to all.
+    """
     rng = random.Random(seed)
-    dp, pp, tp = rng.choice([1, 2, 3]), rng.choice([1, 2, 3]), rng.choice([1, 2, 4])
-    size = dp * pp * tp
-    axes = ["dp", "pp", "tp"]
+    pp, tp, cp, ep = rng.choice([1, 2, 3]), rng.choice([1, 2, 4]), rng.choice([1, 1, 2, 3]), rng.choice([1, 1, 2])
+    dp = rng.choice([1, 2, 3]) if pp * tp * cp * ep <= 8 else 1
+    size = dp * pp * tp * cp * ep
+    axes = ["dp", "pp", "tp", "cp", "ep"]
     rng.shuffle(axes)
-    extent = {"dp": dp, "pp": pp, "tp": tp}
+    extent = {"dp": dp, "pp": pp, "tp": tp, "cp": cp, "ep": ep}
     at = []
     for r in range(size):
         place, rest = {}, r
@@ -70,13 +76,13 @@ def random_plan(seed: int) -> tuple[Plan, int]:
         for r in range(0, size, 2):
             index = plan.group(*range(r, min(r + 2, size)), name="odd", site="odd")
             odd |= dict.fromkeys(range(r, min(r + 2, size)), index)
-    kinds = ["tp", "dp", "world", "odd"]
+    kinds = ["tp", "dp", "cp", "ep", "world", "odd"]
     steps = [(rng.choice(kinds), rng.randint(0, 50), rng.random() < 0.5) for _ in range(rng.randint(1, 4))]
     micro = rng.randint(1, 3)
     durations = [[rng.random() * 9 for _ in range(12)] for _ in range(pp)]
 
-    for stage in range(pp):
-        ranks = [r for r in range(size) if at[r]["pp"] == stage]
+    for stage, block in itertools.product(range(pp), range(cp)):
+        ranks = [r for r in range(size) if at[r]["pp"] == stage and at[r]["cp"] == block]
         alone = [r for r in ranks if odd and len(plan.groups[odd[r]].ranks) == 1]
         for members in ([r for r in ranks if r not in alone], alone):
             if not members:
@@ -85,11 +91,17 @@ def random_plan(seed: int) -> tuple[Plan, int]:
             rank = plan.rank(first, tuple(members[1:]))
             us = iter(durations[stage] * 9)
             pipe = plan.groups[along["pp"][first]].ranks
+            ring = plan.groups[along["cp"][first]].ranks
             rank.host(0.3)
             for _ in range(micro):
                 if stage > 0:
                     rank.recv(pipe[stage - 1], 11, group=along["pp"][first])
                 rank.run(next(us), host=0.7)
+                if cp > 1:
+                    rank.open_batch()
+                    rank.send(ring[(block + 1) % cp], 13, group=along["cp"][first])
+                    rank.recv(ring[block - 1], 13, group=along["cp"][first])
+                    rank.close_batch()
                 for name, bytes, asynchronous in steps:
                     if name in along:  # within a stage
                         communicate(rank, name, along[name][first], bytes, asynchronous, us)

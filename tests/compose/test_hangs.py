@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from hand_built import FakeNetwork, Plan
 
+from echo_hooks.compose.check import check
+from echo_hooks.graph.roles import Role
+
 
 def clean(plan: Plan, **options) -> None:
     for folded in (True, False):
@@ -92,6 +95,21 @@ def test_small_sends_are_unsafe():
     assert "only if sends" in problem.message and problem.ranks == (0, 1) and problem.site == "pp.py:5"
     times = exchange(bytes=64 << 10).compose(FakeNetwork(lambda *a: 5.0))
     assert times.step_time_us == 10.0  # each sends for 5, then receives what has arrived
+
+
+@pytest.mark.parametrize("received", [0, 1])
+def test_a_send_of_any_size_that_nobody_receives_is_a_hang(received):
+    plan = Plan(2)
+    sender = plan.rank(0)
+    for i in range(2):
+        sender.send(1, 8, site=f"pp.py:{i}")
+    other = plan.rank(1)
+    for _ in range(received):
+        other.recv(0, 8)
+    other.run(1)
+    problem = broken(plan)
+    assert f"rank 0's send of 8 bytes bfloat16 to rank 1 (#{received} in this direction)" in problem.message
+    assert "rank 1 never receives it" in problem.message and problem.site == f"pp.py:{received}"
 
 
 # ---- 98: several communicators at once are no error ----
@@ -221,6 +239,50 @@ def test_all_to_all_counts_disagree():
     assert "rank 1 sends 2 elements to rank 2" in problem.message and "expects 3" in problem.message
     assert problem.ranks == (1, 2)
     clean(exchange_plan(False))
+
+
+def test_all_to_all_without_splits_meets_one_with_splits():
+    """Rank 0's shares are even both ways and rank 1's are not; they fit all the same."""
+
+    def plan(expected: int) -> Plan:
+        plan = Plan(2)
+        plan.rank(0).collective(8, name="all_to_all")  # 2 bfloat16 to and from each
+        attrs = (("input_splits", (2, 3)), ("output_splits", (expected, 3)))
+        plan.rank(1).collective(12, name="all_to_all", attrs=attrs)
+        return plan
+
+    clean(plan(2))
+    problem = broken(plan(3), "mismatch")
+    assert "rank 0 sends 2 elements to rank 1 (input split 1), which expects 3" in problem.message
+
+
+# ---- 94: groups made by their members alone ----
+
+
+def made_groups(*calls: tuple[tuple[int, ...], ...]):
+    """A plan in which rank r made groups of ``calls[r]``, in that order, and calls the last one it is in."""
+    plan = Plan(len(calls))
+    number = {ranks: plan.group(*ranks, site="groups.py:3") for ranks in dict.fromkeys(sum(calls, ()))}
+    traces = {}
+    for r, made in enumerate(calls):
+        rank = plan.rank(r)
+        rank.run(1)
+        traces[r] = rank.trace(r)
+        traces[r].created = [0, *(number[ranks] for ranks in made)]
+    roles = [Role(f"role{r}", r, (r,), (r,)) for r in traces]
+    return check(plan.world_size, plan.groups, roles, traces)
+
+
+def test_ranks_that_make_other_groups():
+    own = made_groups(((0, 3),), ((1, 2),), ((1, 2),), ((0, 3),))
+    (problem,) = own
+    assert problem.kind == "mismatch" and problem.ranks == (0, 1, 2, 3) and problem.site == "groups.py:3"
+    assert "new_group call #1 differs" in problem.message
+    assert "ranks 0,3 make one of ranks 0,3" in problem.message and "ranks 1-2 make one of ranks 1-2" in problem.message
+    assert made_groups(*[((0, 3), (1, 2))] * 4) == []
+    swapped = made_groups(*[((0, 3), (1, 2))] * 3, ((1, 2), (0, 3)))
+    assert "rank 3 makes one of ranks 1-2" in swapped[0].message
+    assert made_groups(*[((0, 1),)] * 2, (), ()) == []  # the last one is missed where it is used, if it is
 
 
 # ---- 66: the shape exchange goes over another group ----

@@ -5,7 +5,7 @@ import pytest
 from echo_hooks.errors import UsageError
 from echo_hooks.hardware.accelerator import EFFICIENCY, accelerator_names, load_accelerator
 
-PRESETS = ["a100-40gb", "a100-80gb", "ascend-910b", "b200", "h100-sxm", "h200-sxm", "h800", "mi300x"]
+PRESETS = ["a100-40gb", "a100-80gb", "ascend-910b", "ascend-910c", "b200", "h100-sxm", "h200-sxm", "h800", "mi300x"]
 
 # Dense bfloat16 peak in TFLOP/s, memory in TB/s, scale-up in GB/s one way: from the datasheets, read a second time.
 DATASHEET = {
@@ -17,6 +17,7 @@ DATASHEET = {
     "b200": (2250, 8.0, 900),
     "mi300x": (1307.4, 5.3, 448),
     "ascend-910b": (313, 1.6, 196),
+    "ascend-910c": (390, 1.6, 196),  # a die, half a package
 }
 
 

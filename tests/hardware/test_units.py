@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from echo_hooks.errors import UsageError
 from echo_hooks.hardware.units import parse_quantity
@@ -50,3 +52,24 @@ def test_values(text, dimension, value):
 def test_refused(text, dimension, part):
     with pytest.raises(UsageError, match=part):
         parse_quantity(text, dimension)
+
+
+# How many of the first unit one of the second is, exactly.
+SAME = {
+    "bandwidth": [("B/s", "b/s", 8), ("GB/s", "Gb/s", 8), ("TB/s", "GB/s", 1000), ("GiB/s", "MiB/s", 1024)],
+    "bytes": [("B", "b", 8), ("GiB", "KiB", 1 << 20), ("TB", "MB", 10**6)],
+    "time": [("s", "ms", 1000), ("ms", "us", 1000), ("us", "ns", 1000), ("us", "µs", 1)],
+    "flops": [("TFLOP/s", "GFLOP/s", 1000), ("TFLOP/s", "TOP/s", 1)],
+    "frequency": [("GHz", "MHz", 1000), ("GHz", "Hz", 10**9)],
+}
+
+
+@given(
+    st.floats(1e-12, 1e12),
+    st.sampled_from([(dimension, *units) for dimension, pairs in SAME.items() for units in pairs if "b" not in units]),
+)
+def test_a_number_written_in_any_unit_comes_back(value, same):
+    dimension, large, small, factor = same
+    one = parse_quantity(f"1 {large}", dimension)
+    assert parse_quantity(f"{value!r} {large}", dimension) / one == pytest.approx(value, rel=1e-14)
+    assert parse_quantity(f"{value * factor!r} {small}", dimension) == pytest.approx(value * one, rel=1e-14)

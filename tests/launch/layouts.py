@@ -122,6 +122,7 @@ def trace_of(rank: int, layout: Layout, steps: int = 1) -> RankTrace:
     if str(rank) in layout.asks:
         donor = layout.asks[str(rank)]
         recorder.assume(f"broadcast of int64 from rank {donor}", "as this rank's own", site="train.py:3")
+        recorder.unanswered.add(donor)
     program = recorder.program.program()
     begin = int(np.argmax(program.kind == Kind.MARK)) if steps else len(program)
     return RankTrace(
@@ -134,6 +135,7 @@ def trace_of(rank: int, layout: Layout, steps: int = 1) -> RankTrace:
         assumptions=list(recorder.assumptions.values()),
         steps=steps,
         trace_seconds=0.01,
+        unanswered=sorted(recorder.unanswered),
     )
 
 

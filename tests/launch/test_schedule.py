@@ -46,7 +46,7 @@ def traced(waves) -> list[int]:
 def test_tp8_pp12_traces_one_rank_a_stage_the_last_stage_by_the_last_rank():
     waves, roles, unsettled = carry_out(Layout(96, tp=8, pp=12, embedding=True))
     assert waves[0] == ([0], False)
-    assert traced(waves) == [0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 95]
+    assert traced(waves) == [0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 95, 7]  # and one check of TP
     assert [role.ranks for role in roles] == [tuple(range(s, s + 8)) for s in range(0, 96, 8)]
     assert [role.name for role in roles][:2] == ["pp0", "pp1"]
     assert roles[-1].traced_rank == 95 and roles[-1].proven == (95,)
@@ -56,9 +56,9 @@ def test_tp8_pp12_traces_one_rank_a_stage_the_last_stage_by_the_last_rank():
 
 def test_stages_that_send_whole_numbers_are_traced_in_order():
     waves, _, _ = carry_out(Layout(96, tp=8, pp=12, integers=True))
-    assert [in_order for _, in_order in waves] == [False, True]
+    assert [in_order for _, in_order in waves][:2] == [False, True]
     waves, _, _ = carry_out(Layout(96, tp=8, pp=12))
-    assert [in_order for _, in_order in waves] == [False, False]
+    assert [in_order for _, in_order in waves][:2] == [False, False]
 
 
 def test_data_parallel_1024_is_one_role_from_four_ranks():

@@ -21,10 +21,12 @@ from echo_hooks.network.durations import PART_NAMES
 from echo_hooks.network.fit import MULTIPLIERS, fit
 from echo_hooks.network.measured import compare, mean_errors, model_of, predicted_us
 from echo_hooks.network.model import CommunicationModel
+from echo_hooks.network.nccl_tuning_log import TuningTable
 from echo_hooks.network.sweep_files import read_sweeps
 from echo_hooks.network.sweeps import Sweep
 
 ECHO = Path(__file__).parent / "data" / "echo"
+SWEEP = Path(__file__).parents[2] / "bench" / "results" / "nccl_sweep_h200x2.csv"
 ECHO_VERSION = "2.18.3"  # assumed: the logs do not say it
 A100 = load_cluster("a100-40gb:2x8")
 H100 = load_cluster("h100-sxm:1x8")
@@ -69,6 +71,16 @@ def test_what_the_data_do_not_say_stays_at_its_prior():
     assert ("node", "nvls", "simple", "") not in fitted.scalings
 
 
+def test_kernel_times_of_every_operation_and_protocol_are_predicted_at_sizes_between():
+    """Two H200, bench/gpu/nccl_sweep.py; every other size from the rest, and from NCCL's own numbers alone."""
+    cluster, sweeps = load_cluster("h200-sxm:1x2"), read_sweeps(SWEEP)
+    assert {s.clock for s in sweeps} == {"kernel"}
+    some = [dataclasses.replace(s, points=s.points[::2]) for s in sweeps]
+    rest = [dataclasses.replace(s, points=s.points[1::2]) for s in sweeps]
+    assert mean_errors(compare(rest, cluster, fit(some, cluster).calibration))["all sizes"] < 0.05
+    assert mean_errors(compare(sweeps, cluster, Calibration()))["all sizes"] < 0.25
+
+
 def test_outliers_do_not_move_a_fit():
     truth = Calibration("truth", {("node", "ring", "simple", ""): Scaling(transfer=1.3)})
     sweep = made_up("all_gather", 4, truth)
@@ -79,7 +91,9 @@ def test_outliers_do_not_move_a_fit():
 
 def test_too_little_is_refused():
     sweep = dataclasses.replace(echo_logs()[4], points=echo_logs()[4].points[-3:])
-    with pytest.raises(UsageError, match="3 usable points in 1 sweep; a calibration needs at least 8"):
+    with pytest.raises(
+        UsageError, match=r"nccl_4.log, line 10: 3 usable points in 1 sweep of 2 ranks or more; a calibration"
+    ):
         fit([sweep], A100, nccl_version=ECHO_VERSION)
     with pytest.raises(UsageError, match="0 usable points"):
         fit(read_sweeps(ECHO / "nccl_1.log"), A100)
@@ -87,8 +101,31 @@ def test_too_little_is_refused():
 
 def test_mixed_versions_are_refused():
     a, b = echo_logs()[4], dataclasses.replace(echo_logs()[8], nccl_version="2.27.3")
-    with pytest.raises(UsageError, match=r"several versions of NCCL \(2.18.3, 2.27.3\)"):
+    said = r"nccl_8.log, line 14: 2.27.3, but nccl_4.log, line 10: 2.18.3: different versions"
+    with pytest.raises(UsageError, match=said):
         fit([a, b], A100, nccl_version=ECHO_VERSION)
+
+
+def test_mixed_accelerators_are_refused():
+    a, b = (dataclasses.replace(echo_logs()[4], accelerator=name) for name in ("NVIDIA A100", "NVIDIA H100"))
+    with pytest.raises(UsageError, match=r"NVIDIA H100, but .*: NVIDIA A100: different accelerators"):
+        fit([a, b], A100, nccl_version=ECHO_VERSION)
+
+
+def test_the_librarys_table_is_kept_and_decides(tmp_path):
+    """As import instead of the rules: what ran in the sweep is taken from it, and so is what a prediction runs."""
+    said = {("all_reduce", "ring", "simple"): (1.0, 1000.0), ("all_reduce", "ring", "ll"): (100.0, 1.0)}
+    table = TuningTable(4, 1, said)
+    fitted = fit([echo_logs()[4]], A100, nccl_version=ECHO_VERSION, tables=[table]).calibration
+    assert {key[1:3] for key in fitted.support} == {("ring", "simple")}
+    path = tmp_path / "cal.toml"
+    write_calibration(fitted, path)
+    loaded = load_calibration(path)
+    assert loaded.tables == (table,)
+    assert (
+        CommunicationModel(A100, calibration=loaded).collective("all_reduce", (0, 1, 2, 3), 2048, "float32").protocol
+        == "simple"
+    )
 
 
 def test_a_sweep_that_the_nodes_cannot_hold_is_refused():

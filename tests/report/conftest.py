@@ -146,7 +146,9 @@ def composition(run) -> Composition:
             program=run.traces[rank].program,
             slowdown=np.where(np.isfinite(columns[rank]["start_us"]), 1.0, NAN),
             breakdown=breakdowns[rank],
-            **{name: np.array(values, dtype=float) for name, values in columns[rank].items()},
+            calls=np.flatnonzero(np.isfinite(columns[rank]["ready_us"])),
+            calls_ready_us=np.array([t for t in columns[rank]["ready_us"] if t == t]),
+            **{n: np.array(v, dtype=float) for n, v in columns[rank].items() if n != "ready_us"},
         )
         for rank in (0, 1)
     ]

@@ -102,7 +102,7 @@ def test_compose_with_slow_nodes_and_noise(saved, analysed, capsys):
     words = ["--jitter", "5%", "--slow-node", "0=1.1", "--slow-rank", "1=2", "--seed", "3"]
     assert main(["compose", str(saved), "--cluster", "h800:1x8", *words]) == 0
     capsys.readouterr()
-    assert variations == [{"slow_ranks": {0: 1.1, 1: 2.2}, "jitter": 0.05, "seed": 3}]
+    assert variations == [{"slow_ranks": {0: 1.1, 1: 2.2}, "jitter": 0.05, "seed": 3, "calibration": None, "timing": "auto", "profiles": ()}]
     for wrong, sentence in (
         (["--jitter", "wide"], "--jitter wide"),
         (["--jitter", "nan"], "--jitter nan"),
@@ -213,7 +213,7 @@ def test_network_refuses(capsys, option, value, says):
     assert says in fails(capsys, "network", *(word for pair in words.items() for word in pair))
 
 
-@pytest.mark.parametrize("name", ["sweep", "calibrate", "profile", "overlap"])
+@pytest.mark.parametrize("name", ["sweep"])
 def test_what_is_not_built_says_so(capsys, name):
     assert f"{name} is not built yet" in fails(capsys, name, "--any", "option")
 

@@ -69,6 +69,10 @@ def test_the_registry_names_real_ops():
     real = {name.rstrip("_") if not name.startswith("__") else name for name in aten_bases(torch)}
     echo_names = {"copy_host_to_device", "copy_device_to_host"}
     elsewhere = {"all_gather_copy_in", "split_with_sizes_copy", "chunk_cat", "convert_element_type"}  # fsdp, prims
-    unknown = {n for n in _OPS if n.removesuffix("_out") not in real} - echo_names - elsewhere
+    fused = {"_fused_lamb", "quantize_groups", "dequantize_groups", "quantize_swizzled", "quantized_sum"}  # DeepSpeed's
+    fused |= {"quantize", "gated_activation", "gated_activation_backward", "activation", "activation_backward"}
+    fused |= {"softmax_statistics", "cross_entropy", "scale_rows", "rotary_embedding", "move_rows", "row_map"}
+    fused |= {"update_scales", "scaled_dot_product_attention_backward"}  # Transformer Engine's
+    unknown = {n for n in _OPS if n.removesuffix("_out") not in real} - echo_names - elsewhere - fused
     # Ops of other versions of torch (2.9 to 2.14) may be absent here.
     assert sorted(unknown) == []

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_hooks.graph.ops import OpSignature, TensorMeta
+from echo_hooks.graph.ops import OpSignature, TensorMeta, itemsize
 from echo_hooks.hardware.accelerator import EFFICIENCY, accelerator_names, load_accelerator
 from echo_hooks.timing import estimate
-from echo_hooks.timing.classes import itemsize, op_class, tensor_bytes
+from echo_hooks.timing.classes import op_class, tensor_bytes
 from echo_hooks.timing.matmul import Gemm, gemm_compute_us, gemms, peak_rate
 from echo_hooks.timing.roofline import efficiency_class, multi_tensor_launches
 

@@ -172,7 +172,7 @@ def test_bytes_follow_nccl_tests(world):
     dist.all_to_all_single(torch.ones(6, 2), torch.ones(4, 2), [1, 2, 2, 1], [1, 1, 1, 1])
     assert [b for _, _, b, _, _ in run.calls()] == [32, 128, 128, 32, 32, 48]
     uneven = run.records()[-1]["op"]
-    assert uneven.attr("output_splits") == (2, 4, 4, 2) and uneven.attr("input_splits") is None
+    assert uneven.attr("output_splits") == (2, 4, 4, 2) and uneven.attr("input_splits") == (2, 2, 2, 2)
 
 
 def test_signatures_say_what_was_reduced(world):
@@ -188,3 +188,12 @@ def test_numpy_split_sizes(world):
     world()
     splits = list(numpy.array([1, 1, 1, 1]))
     dist.all_to_all_single(torch.ones(4), torch.ones(4), splits, splits)
+
+
+def test_groups_that_their_members_make_alone_are_marked(world):
+    run = world(rank=1)
+    dist.new_group([0, 1])
+    dist.new_group([1, 2], use_local_synchronization=True)
+    dist.split_group(split_ranks=[[0, 1], [2, 3]])
+    dist.new_group([0, 1])
+    assert [group.local for group in run.world.recorder.groups] == [False, False, True, True, True, False]

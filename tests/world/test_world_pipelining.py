@@ -67,3 +67,21 @@ def test_greetings_are_received_as_they_are_sent(world):
         return [dist.P2POp(dist.irecv, answer, 0), dist.P2POp(dist.isend, number, 2), dist.P2POp(dist.irecv, answer, 2)]
 
     assert [op.tensor.dtype for op in greetings(of_torch_2_9)(None)] == [torch.int64] * 3
+
+
+def test_chunks_name_their_micro_batch(world):
+    """Forward and backward; what is between them (the sends and receives of a schedule) belongs to none."""
+    run = world(rank=0, world_size=2)
+    seen = []
+
+    class Watched(torch.nn.Linear):
+        def forward(self, x):
+            seen.append(("forward", run.world.recorder.microbatch))
+            y = super().forward(x)
+            y.register_hook(lambda _: seen.append(("backward", run.world.recorder.microbatch)))
+            return y
+
+    stage = PipelineStage(Watched(8, 8), 0, 2, torch.device("cpu"))
+    ScheduleGPipe(stage, 3, loss_fn=lambda out, target: out.sum()).step(torch.ones(6, 8))
+    assert seen[-6:] == [(way, number) for way in ("forward", "backward") for number in range(3)]
+    assert run.world.recorder.microbatch == -1

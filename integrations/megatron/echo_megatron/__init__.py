@@ -1,11 +1,14 @@
-"""Megatron: names of its groups, and what megatron-core needs where Transformer Engine is missing."""
+"""Megatron: names of its groups, and stand-ins for the packages that it needs a real device for."""
 
 from __future__ import annotations
 
 from types import ModuleType
 
+import torch.distributed as dist
+
 from echo_hooks.integrations import Integration
 from echo_hooks.patching import Patch
+from echo_megatron.stand_ins import STAND_INS
 
 GROUP_NAMES = {
     # group_desc given by megatron.core.parallel_state -> the name Megatron's users have for it
@@ -19,6 +22,8 @@ GROUP_NAMES = {
     "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": "dp-cp-intra",
     "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO": "dp-cp-intra-gloo",
     "CONTEXT_PARALLEL_GROUP": "cp",
+    "HIERARCHICAL_CONTEXT_PARALLEL_GROUP_L0": "cp-a2a",
+    "HIERARCHICAL_CONTEXT_PARALLEL_GROUP_L1": "cp-p2p",
     "MODEL_PARALLEL_GROUP": "mp",
     "EMBEDDING_GROUP": "embd",
     "POSITION_EMBEDDING_GROUP": "pos-embd",
@@ -67,6 +72,57 @@ def _moe_utils(module: ModuleType) -> list[Patch]:
     return [Patch(module, "te_general_gemm", lambda _: None, "unbound without TE", "0.14", create=True)]
 
 
+def _microbatches(module: ModuleType) -> list[Patch]:
+    """The schedules tell a forward pass its micro-batch; a backward pass is known by the output it starts from."""
+    of_output: dict[int, int] = {}
+
+    def forward(original):
+        def forward_step(*args, current_microbatch=None, **kwargs):
+            if current_microbatch is None:
+                return original(*args, **kwargs)
+            with dist.group.WORLD.world.recorder.labelled(int(current_microbatch)):
+                result = original(*args, current_microbatch=current_microbatch, **kwargs)
+            of_output[id(result[0] if isinstance(result, tuple) else result)] = int(current_microbatch)
+            return result
+
+        return forward_step
+
+    def backward(original):
+        def backward_step(input_tensor, output_tensor, *args, **kwargs):
+            with dist.group.WORLD.world.recorder.labelled(of_output.pop(id(output_tensor), -1)):
+                return original(input_tensor, output_tensor, *args, **kwargs)
+
+        return backward_step
+
+    return [
+        Patch(module, "forward_step", forward, "names its micro-batch", "0.12"),
+        Patch(module, "backward_step", backward, "belongs to a micro-batch", "0.12"),
+    ]
+
+
+def _uneven_dtensor(module: ModuleType) -> list[Patch]:
+    """Megatron's FSDP asks all ranks whether their shards cover each parameter; unknown shards are like one's own."""
+    return [
+        Patch(module, "validate_uneven_dtensor", lambda _: lambda dtensor: None, "the other ranks' shards differ", "0.14")
+    ]
+
+
+def _fsdp_adapter(module: ModuleType) -> list[Patch]:
+    """Tensor-parallel ranks take over the generators' states of their first: objects that are not handed on here.
+
+    Each rank keeps its own, whose values nothing of a simulation depends on.
+    """
+
+    def make(original):
+        def load(states):
+            if states is not None:
+                original(states)
+
+        return load
+
+    return [Patch(module, "_load_rng_state_dict", make, "states of another rank's generators", "0.15")]
+
+
 integration = Integration(
     name="megatron",
     frameworks=("megatron",),
@@ -82,6 +138,10 @@ integration = Integration(
     patches={
         "megatron.core.transformer.torch_norm": _torch_norm,
         "megatron.core.transformer.moe.moe_utils": _moe_utils,
+        "megatron.core.pipeline_parallel.schedules": _microbatches,
+        "megatron.core.distributed.fsdp.src.megatron_fsdp.uneven_dtensor": _uneven_dtensor,
+        "megatron.core.distributed.fsdp.mcore_fsdp_adapter": _fsdp_adapter,
     },
     group_names=GROUP_NAMES,
+    stand_ins=STAND_INS,
 )

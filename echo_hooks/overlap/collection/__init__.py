@@ -1,0 +1,1 @@
+"""Measuring kernels and communication that run together: the one part of the room that needs torch and devices."""

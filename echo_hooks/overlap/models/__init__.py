@@ -1,0 +1,1 @@
+"""Slowdown models that come with Echo, by accelerator."""

@@ -1,0 +1,1 @@
+"""Measuring operations on a real device into a profile database."""

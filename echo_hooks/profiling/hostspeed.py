@@ -1,0 +1,78 @@
+"""How fast this machine's host runs what a training script's host runs: the ratio of two machines scales host time.
+
+Fixed loops, so that two machines run the same instructions up to the versions of Python and torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def host_speed(device: torch.device | None = None) -> dict[str, float]:
+    """Microseconds per iteration (the best of several rounds: what the machine can do when nothing disturbs it).
+
+    ``python_us``: attribute, dictionary, call and arithmetic. ``dispatch_us``: one CPU op on one element, through the
+    dispatcher. ``module_us``: a small module's forward and backward on the CPU. With ``device`` also ``launch_us``: one
+    op on one element there, the device keeping up.
+    """
+    x = torch.ones(1)
+    layer = torch.nn.Linear(4, 4)
+    batch = torch.ones(2, 4)
+
+    def module() -> None:
+        layer(batch).sum().backward()
+
+    found = {
+        "python_us": _best(_python_loop, 2000, inner=20),
+        "dispatch_us": _best(lambda: x.add_(1.0), 4000),
+        "module_us": _best(module, 400),
+    }
+    if device is not None and device.type == "cuda":
+        y = torch.ones(1, device=device)
+
+        def launch() -> None:
+            y.add_(1.0)
+
+        launch()
+        found["launch_us"] = _best(launch, 400, after=torch.cuda.synchronize)
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+class _Record:
+    __slots__ = ("count", "names")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.names: dict[str, int] = {}
+
+    def note(self, name: str) -> None:
+        self.count += 1
+        self.names[name] = self.names.get(name, 0) + 1
+
+
+def _python_loop() -> None:
+    record = _Record()
+    for i in range(20):
+        record.note("even" if i % 2 == 0 else "odd")
+
+
+def _best(
+    call: Callable[[], object],
+    count: int,
+    *,
+    inner: int = 1,
+    rounds: int = 7,
+    after: Callable[[], object] | None = None,
+) -> float:
+    best = float("inf")
+    for _ in range(rounds):
+        began = time.perf_counter()
+        for _ in range(count):
+            call()
+        best = min(best, time.perf_counter() - began)
+        if after is not None:
+            after()
+    return best / count / inner * 1e6

@@ -1,0 +1,162 @@
+"""The time of one local operation from the best source at hand: measured on this kind of device, learned, roofline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from echo_hooks.errors import UsageError
+from echo_hooks.graph.ops import OpSignature
+from echo_hooks.graph.program import Evidence
+from echo_hooks.hardware.accelerator import Accelerator
+from echo_hooks.timing.classes import PRODUCTS, op_class
+from echo_hooks.timing.database import Database, Measurement, key_of, read_database
+from echo_hooks.timing.learned import LearnedModel, shipped_model
+from echo_hooks.timing.roofline import estimate
+
+TIMINGS = ("auto", "execute", "profile", "model")
+"""Values of ``--timing``. Where nothing is executed, "auto" is "profile"."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """``duration_us``: on a rested device. ``loaded_us``: on one kept busy with matrix products, whose power limit slows
+    its clock; of products alone. ``source``: what the evidence rests on."""
+
+    duration_us: float
+    evidence: Evidence
+    source: str = ""
+    loaded_us: float | None = None
+
+    def at(self, load: float) -> float:
+        """Duration between rested (``load`` 0) and fully loaded (1)."""
+        if self.loaded_us is None:
+            return self.duration_us
+        return self.duration_us + load * max(self.loaded_us - self.duration_us, 0.0)
+
+
+RESTED_SHARE = 0.55
+"""Up to this share of its time in matrix products a device keeps its full clock; above, products slow in proportion to
+the share, to the loaded time at a share of one. By bench/op_times_in_context.py on an H200: in a training job, products
+lose a quarter of what they lose under full load where they take 0.66 of the last 30 ms, and nothing below 0.3."""
+
+
+def load_of(product_share: float) -> float:
+    """How loaded a device is whose busy time holds so large a share of matrix products."""
+    return min(max((product_share - RESTED_SHARE) / (1.0 - RESTED_SHARE), 0.0), 1.0)
+
+
+class Pricing:
+    """Prices operations for one accelerator, each distinct one once.
+
+    ``databases``: looked up in order, where they have measurements of the accelerator's product. ``model``: for what
+    they lack, where it beats the roofline; None for the roofline alone.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, databases: Sequence[Database] = (), model: LearnedModel | None = None
+    ) -> None:
+        self.accelerator = accelerator
+        self.model = model
+        self.versions: Counter[tuple[str, str, str]] = Counter()
+        self._tables = [_by_key(database, accelerator.product) for database in databases]
+        self._prices: dict[OpSignature, Price] = {}
+
+    def prepare(self, signatures: Iterable[OpSignature]) -> None:
+        """Price many at once: a learned model answers a batch as fast as one."""
+        missing = [s for s in dict.fromkeys(signatures) if s not in self._prices]
+        unmeasured = []
+        for signature in missing:
+            found = self._measured(signature)
+            if found is None:
+                unmeasured.append(signature)
+            else:
+                self._prices[signature] = found
+        learned, loaded = self._learned(unmeasured)
+        for signature in unmeasured:
+            self._prices[signature] = self._modelled(signature, learned.get(signature), loaded.get(signature))
+
+    def price(self, signature: OpSignature) -> Price:
+        """Duration alone on the device, the pause before the next kernel included."""
+        if signature not in self._prices:
+            self.prepare([signature])
+        return self._prices[signature]
+
+    def _measured(self, signature: OpSignature) -> Price | None:
+        if not signature.call:
+            return None
+        key = key_of(signature)
+        pause_us = self.accelerator.launch_overhead_us
+        for table in self._tables:
+            rows = table.get(key)
+            if rows is not None:
+                row = min(rows.values(), key=lambda r: _PREFERRED[r.condition])
+                loaded = rows.get("loaded")
+                self.versions[row.versions] += 1
+                return Price(
+                    row.median_us + pause_us,
+                    Evidence.PROFILED,
+                    "database",
+                    loaded.median_us + pause_us if loaded is not None else None,
+                )
+        return None
+
+    def _learned(self, signatures: Sequence[OpSignature]) -> tuple[dict[OpSignature, float], dict[OpSignature, float]]:
+        """Times on a rested and, of products, on a loaded device."""
+        if self.model is None or not signatures:
+            return {}, {}
+        products = [s for s in signatures if is_product(s)]
+        return (
+            self.model.predict(signatures, self.accelerator),
+            self.model.predict(products, self.accelerator, loaded=True),
+        )
+
+    def _modelled(self, signature: OpSignature, learned_us: float | None, loaded_us: float | None) -> Price:
+        roofline = estimate(signature, self.accelerator)
+        if not roofline.known:
+            return Price(roofline.duration_us, Evidence.ASSUMED, "its bytes alone")
+        if learned_us is not None:
+            return Price(learned_us, Evidence.MODELLED, "learned model", loaded_us)
+        return Price(roofline.duration_us, Evidence.MODELLED, "roofline")
+
+
+_PREFERRED = {"cold": 0, "loaded": 1, "warm": 2}
+
+
+def is_product(signature: OpSignature) -> bool:
+    """Whether the op is made of matrix products, which draw more power than a device may."""
+    found = op_class(signature.name)
+    return found is not None and found.name in PRODUCTS
+
+
+def _by_key(database: Database, device: str) -> dict[tuple, dict[str, Measurement]]:
+    """The measurements of each operation on that device by condition; of several library versions the last counts."""
+    found: dict[tuple, dict[str, Measurement]] = {}
+    for row in database.rows:
+        if row.device == device:
+            found.setdefault(key_of(row.signature), {})[row.condition] = row
+    return found
+
+
+def load_pricing(accelerator: Accelerator, timing: str = "auto", profiles: Sequence[Path] = ()) -> Pricing:
+    """``timing``: "profile" (databases, then the model), "model" (without databases), or "auto" and "execute", where
+    nothing was executed as "profile". ``profiles``: a user's databases, looked up before the shipped one."""
+    if timing not in TIMINGS:
+        raise UsageError(f"timing {timing!r}: known are {', '.join(TIMINGS)}")
+    databases = [] if timing == "model" else [*map(read_database, profiles), *_shipped(accelerator)]
+    return Pricing(accelerator, databases, shipped_model(accelerator))
+
+
+def _shipped(accelerator: Accelerator) -> list[Database]:
+    name = f"{accelerator.name}.parquet"
+    return [_read_shipped(name)] if (files("echo_hooks.timing.profiles") / name).is_file() else []
+
+
+@cache
+def _read_shipped(name: str) -> Database:
+    with as_file(files("echo_hooks.timing.profiles") / name) as path:
+        return read_database(path)

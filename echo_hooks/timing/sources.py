@@ -1,0 +1,63 @@
+"""What the report says about where the times of local operations are from, by share of the time in kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from echo_hooks.graph.program import Evidence, Kind
+from echo_hooks.graph.rundir import RankTrace
+from echo_hooks.timing.pricing import Pricing
+
+
+def notes(traces: Sequence[RankTrace], pricing: Pricing, versions: Mapping[str, str]) -> list[str]:
+    """Sentences for the report; ``versions``: the run's own, by package."""
+    spent = _time_by(traces, lambda trace, op: _source(trace, op, pricing))
+    total = sum(spent.values())
+    if not total:
+        return []
+    parts = ", ".join(f"{share / total:.1%} {source}" for source, share in spent.most_common())
+    said = [f"time in kernels: {parts}"]
+    errors = pricing.model.errors if pricing.model is not None else {}
+    if (learned := spent["modelled (learned model)"]) and errors:
+        typical = float(np.median(list(errors.values())))
+        model = pricing.model.accelerator if pricing.model is not None else ""
+        elsewhere = "" if model == pricing.accelerator.name else f", transferred from {model} by the peaks of both"
+        said.append(
+            f"learned model: {learned / total:.1%} of the time in kernels; on shapes withheld from it, half of the "
+            f"classes of operations err by less than {typical:.0%} on average{elsewhere}"
+        )
+    for torch, cuda, cudnn in sorted(pricing.versions):
+        measured = f"torch {torch}, CUDA {cuda}, cuDNN {cudnn}"
+        here = versions.get("torch", "")
+        other = here and here.partition("+")[0] != torch.partition("+")[0]
+        said.append(f"operations measured with {measured}" + (f"; this run's torch is {here}" if other else ""))
+    return said
+
+
+def shares_of_guesses(traces: Sequence[RankTrace]) -> dict[str, float]:
+    """Names of the operations that no model knows, with their share of the time in kernels, largest first."""
+    spent = _time_by(traces, lambda trace, op: trace.ops[op].name, Evidence.ASSUMED)
+    total = sum(_time_by(traces, lambda trace, op: "all").values())
+    return {name: time / total for name, time in spent.most_common()} if total else {}
+
+
+def _source(trace: RankTrace, op: int, pricing: Pricing) -> str:
+    price = pricing.price(trace.ops[op])
+    return f"{price.evidence.name.lower()} ({price.source})"
+
+
+def _time_by(traces: Sequence[RankTrace], name, evidence: Evidence | None = None) -> Counter[str]:
+    spent: Counter[str] = Counter()
+    for trace in traces:
+        program = trace.program
+        chosen = (program.kind == Kind.COMPUTE) | (program.kind == Kind.COPY)
+        if evidence is not None:
+            chosen &= program.evidence == evidence
+        ops = program.op[chosen]
+        times = np.bincount(ops, np.nan_to_num(program.duration_us[chosen]), minlength=len(trace.ops))
+        for op in np.flatnonzero(times).tolist():
+            spent[name(trace, op)] += float(times[op])
+    return spent

@@ -1,0 +1,79 @@
+"""Which packages Echo stands in for where Megatron is used, module by module."""
+
+from __future__ import annotations
+
+from echo_hooks.stand_ins import StandIn
+
+_PYTORCH = "echo_megatron.te.pytorch"
+_RECIPES = "echo_megatron.te.recipes"
+_EMPTY = "echo_megatron.te.package"
+
+TRANSFORMER_ENGINE = StandIn(
+    name="transformer_engine",
+    modules={
+        "transformer_engine": _EMPTY,
+        "transformer_engine.common": _EMPTY,
+        "transformer_engine.common.recipe": _RECIPES,
+        "transformer_engine.pytorch": _PYTORCH,
+        "transformer_engine.pytorch.attention": _PYTORCH,
+        "transformer_engine.pytorch.attention.rope": _PYTORCH,
+        "transformer_engine.pytorch.constants": _PYTORCH,
+        "transformer_engine.pytorch.cpp_extensions": _PYTORCH,
+        "transformer_engine.pytorch.cpu_offload": _PYTORCH,
+        "transformer_engine.pytorch.cross_entropy": _PYTORCH,
+        "transformer_engine.pytorch.distributed": _PYTORCH,
+        "transformer_engine.pytorch.float8_tensor": _PYTORCH,
+        "transformer_engine.pytorch.fp8": _PYTORCH,
+        "transformer_engine.pytorch.module": _PYTORCH,
+        "transformer_engine.pytorch.module.base": _PYTORCH,
+        "transformer_engine.pytorch.ops": "echo_megatron.te.ops",
+        "transformer_engine.pytorch.optimizers": _PYTORCH,
+        "transformer_engine.pytorch.permutation": _PYTORCH,
+        "transformer_engine.pytorch.quantization": _PYTORCH,
+        "transformer_engine.pytorch.router": _PYTORCH,
+        "transformer_engine.pytorch.tensor": _PYTORCH,
+        "transformer_engine.pytorch.tensor.float8_blockwise_tensor": _PYTORCH,
+        "transformer_engine.pytorch.tensor.float8_tensor": _PYTORCH,
+        "transformer_engine.pytorch.tensor.mxfp8_tensor": _PYTORCH,
+        "transformer_engine.pytorch.tensor.nvfp4_tensor": _PYTORCH,
+        "transformer_engine.pytorch.tensor.utils": _PYTORCH,
+        "transformer_engine.pytorch.utils": _PYTORCH,
+    },
+    distribution="transformer-engine",
+    version="2.9.0",
+    frameworks=("megatron",),
+)
+
+TRANSFORMER_ENGINE_TORCH = StandIn(
+    name="transformer_engine_torch",
+    modules={"transformer_engine_torch": "echo_megatron.te.other"},
+    distribution="transformer-engine",
+    version="2.9.0",
+    frameworks=("megatron",),
+)
+
+APEX = StandIn(
+    name="apex",
+    modules={
+        "apex": "echo_megatron.apex",
+        "apex.multi_tensor_apply": "echo_megatron.apex",
+        "apex.normalization": "echo_megatron.apex",
+        "apex.normalization.fused_layer_norm": "echo_megatron.apex",
+        "apex.optimizers": "echo_megatron.apex",
+    },
+    distribution="apex",
+    version="0.1",
+    frameworks=("megatron",),
+)
+
+AMP_C = StandIn("amp_C", {"amp_C": "echo_megatron.apex"}, "apex", "0.1", ("megatron",))
+
+FUSED_WEIGHT_GRADIENT = StandIn(
+    "fused_weight_gradient_mlp_cuda",
+    {"fused_weight_gradient_mlp_cuda": "echo_megatron.apex"},
+    "apex",
+    "0.1",
+    ("megatron",),
+)
+
+STAND_INS = (TRANSFORMER_ENGINE, TRANSFORMER_ENGINE_TORCH, APEX, AMP_C, FUSED_WEIGHT_GRADIENT)

@@ -9,14 +9,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from echo_hooks.graph import live
-from echo_hooks.graph.live import LiveRecorder, Span
 from echo_hooks.graph.kineto_events import Call, Events, Work
 from echo_hooks.graph.kineto_program import Assembler
+from echo_hooks.graph.live import LiveRecorder, Span
 from echo_hooks.graph.ops import OpSignature
 from echo_hooks.graph.program import COLUMNS, Kind, Phase
 
 BLOCKED = 20.0
 """A launch that takes so many times the median of its kind has waited for room in the device's queue."""
+
+DISTURBED = 1.1
+"""Host time of a step over that of the fastest from which the step is taken for disturbed."""
 
 _COMMUNICATION = (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
 
@@ -130,12 +133,18 @@ class StepReader:
 
 
 class _Scales:
-    """How much of the profiled host time is the script's own: from the same stretches without the profiler."""
+    """How much of the profiled host time is the script's own: from the same stretches without the profiler.
+
+    Steps that something else on the machine disturbed are left out: those that took the host more than DISTURBED times
+    what the fastest took.
+    """
 
     def __init__(self, timed: list[list[tuple[str, float]]]):
-        self.timed = [steps for steps in timed if [t for t, _ in steps] == [t for t, _ in timed[-1]]]
+        alike = [step for step in timed if [tag for tag, _ in step] == [tag for tag, _ in timed[-1]]]
+        took = [sum(us for tag, us in step if tag != live.SYNC) for step in alike]
+        kept = [step for step, us in zip(alike, took) if us <= DISTURBED * min(took)]
         self.tags = [tag for tag, _ in timed[-1]]
-        self.true = [statistics.median(column) for column in zip(*[[us for _, us in steps] for steps in self.timed])]
+        self.true = [statistics.median(column) for column in zip(*[[us for _, us in step] for step in kept])]
 
     def factors(self, profiled: list[tuple[str, float]]) -> list[float]:
         """One per stretch. Where the steps do not match, all get the ratio of the totals."""

@@ -1,4 +1,4 @@
-"""Recording a profile database: every distinct operation of runs and grids, the most valuable first, until time is up."""
+"""Recording a profile database: every distinct operation, the most valuable first, until time is up."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from echo_hooks.graph.ops import OpSignature
+from echo_hooks.profiling.timer import Planned, Sample, TimingFailed
 from echo_hooks.timing.classes import PRODUCTS, op_class
 from echo_hooks.timing.database import CONDITIONS, Database, Measurement, digest_of, key_of, write_database
-from echo_hooks.profiling.timer import Planned, Sample, TimingFailed
 
 BATCH_CALLS = 64
 BATCH_BYTES = 24 << 30

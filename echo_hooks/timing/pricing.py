@@ -24,8 +24,8 @@ TIMINGS = ("auto", "execute", "profile", "model")
 
 @dataclass(frozen=True)
 class Price:
-    """``duration_us``: on a rested device. ``loaded_us``: on one kept busy with matrix products, whose power limit slows
-    its clock; of products alone. ``source``: what the evidence rests on."""
+    """``duration_us``: on a rested device. ``loaded_us``: of products, on one kept busy with products, whose power limit
+    slows its clock. ``source``: what the evidence rests on."""
 
     duration_us: float
     evidence: Evidence

@@ -91,7 +91,12 @@ def analyse(
         report.assumptions.extend(_note("note", sentence) for sentence in _network_sources(model))
         report.assumptions.extend(_note("note", sentence) for sentence in _overlap(report, slowdowns))
     report.assumptions.extend(_note("note", sentence) for sentence in _host_work(run, cluster))
-    report.assumptions.extend(_note("note", sentence) for sentence in notes(traces, pricing, _versions(run)))
+    said = (
+        ["every kernel was measured on this machine's GPU"]
+        if pricing is None
+        else notes(traces, pricing, _versions(run))
+    )
+    report.assumptions.extend(_note("note", sentence) for sentence in said)
     report.assumptions.extend(
         _note("op priced by its bytes alone", f"{name}, {share:.2%} of the time in kernels")
         for name, share in shares_of_guesses(traces).items()

@@ -31,7 +31,7 @@ COLUMNS = (
     ("graph",),
     ("world", "devices"),
     ("capture",),
-    ("timing", "network", "session"),
+    ("timing", "network", "session", "mode"),
     ("overlap",),
     ("profiling",),
     ("compose",),

@@ -216,7 +216,7 @@ def _parser() -> _Parser:
     _add(own, "--timing", default="auto", choices=("auto", "execute", "profile", "model"), help=TIMING_HELP)
     _add(own, "--profiles", action="append", metavar="FILE", help=PROFILES_HELP)
     _add(own, "--calibration", help="constants of the network, from echo-sim calibrate")
-    _add(own, "--overlap", metavar="FILE|none", help=OVERLAP_HELP)
+    _add(own, "--overlap", metavar="FILE|formula|none", help=OVERLAP_HELP)
     _add(own, "--warmup-steps", default="1", help="optimizer steps before the measured ones (default: 1)")
     _add(own, "--steps", default="1", help="measured optimizer steps (default: 1)")
     _add(own, "--seed", default="0", help="of every random generator (default: 0)")

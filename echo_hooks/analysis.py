@@ -180,8 +180,8 @@ def _host_work(run: Run, cluster: Cluster) -> list[str]:
         return []
     node = cluster.accelerators_per_node
     return [
-        f"the host's own work on large tensors (an optimizer on the CPU, say) moves {most / 1e9:.3g} GB a step and rank; "
-        f"assumed: {HOST_BANDWIDTH_BYTES_PER_S / 1e9:.0f} GB/s for the {node} rank(s) of a node together"
+        f"the host's own work on large tensors (an optimizer on the CPU, say) moves {most / 1e9:.3g} GB a step and"
+        f" rank; assumed: {HOST_BANDWIDTH_BYTES_PER_S / 1e9:.0f} GB/s for the {node} rank(s) of a node together"
     ]
 
 

@@ -89,11 +89,11 @@ def samples(planned: list[Planned], scaling_of: Callable[[str, str], Scaling]) -
 
 
 class Steps:
-    """Durations over ``SIZES`` of ``sample(comm, reach)``, which NCCL's choice takes from ``comm`` and the duration from
+    """Durations over ``SIZES`` of ``sample(comm, reach)``, which takes NCCL's choice from ``comm`` and the duration from
     ``reach``.
 
-    ``samples``: what runs, on the links as they are. ``first``: their running maximum over sizes. ``bounded``: the same,
-    and nowhere above that of slower links; worked out when first asked for.
+    ``samples``: what runs, on the links as they are. ``first``: their running maximum over sizes. ``bounded``: the
+    same, and nowhere above that of slower links; worked out when first asked for.
     """
 
     def __init__(self, sample: Callable[[Communicator, Reach], Samples], comm: Communicator, reach: Reach):

@@ -225,11 +225,14 @@ def _solve(
     count = len(keys) * len(own) + 1
     columns |= {(key, shared): count - 1 for key in keys}
     start, spread, least = np.empty(count), np.empty(count), np.empty(count)
+    # Of one group size, an exchange's links and a rank's own part move alike; what tells them apart is noise.
+    sizes = {key: {row.sweep.ranks for row in rows if row.key == key} for key in keys}
+    alike = {key for key in keys if key[1] == "p2p" and len(sizes[key]) == 1}
     for (key, i), column in columns.items():
         multiplier = MULTIPLIERS[i]
         start[column] = getattr(priors[key], multiplier)
         spread[column] = _SPREAD[multiplier] * (0.5 if narrow else 1.0)
-        if multiplier in fixed:
+        if multiplier in fixed or (multiplier == "copy" and key in alike):
             spread[column] = 1e-6
         least[column] = _LEAST.get(multiplier, 0.1 * start[column])
     design = np.zeros((len(rows), count))

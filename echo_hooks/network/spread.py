@@ -1,7 +1,7 @@
 """Durations that never fall with more nodes.
 
-NCCL's choices may get better with more nodes, by its mistakes; a plan must not win by that. So a group takes at least as
-long as the same ranks would on fewer nodes: for each number of ranks that a node could hold instead of its own
+NCCL's choices may get better with more nodes, by its mistakes; a plan must not win by that. So a group takes at least
+as long as the same ranks would on fewer nodes: for each number of ranks that a node could hold instead of its own
 (``fuller``), on as many nodes as its ranks then fill, and on any fewer. Since each of those is a running maximum over
 numbers of nodes, durations rise
 
@@ -28,11 +28,7 @@ _ALL_PER_NODE = 8
 def fuller(per_node: int, full: int) -> list[int]:
     """Ranks per node, from ``per_node`` on, that groups are compared at: all up to 8, then powers of two and ``full``
     (a whole node)."""
-    return [
-        g
-        for g in range(per_node, full + 1)
-        if g <= _ALL_PER_NODE or g in (per_node, full) or g & (g - 1) == 0
-    ]
+    return [g for g in range(per_node, full + 1) if g <= _ALL_PER_NODE or g in (per_node, full) or g & (g - 1) == 0]
 
 
 def over_nodes(

@@ -81,6 +81,14 @@ def test_kernel_times_of_every_operation_and_protocol_are_predicted_at_sizes_bet
     assert mean_errors(compare(sweeps, cluster, Calibration()))["all sizes"] < 0.25
 
 
+def test_one_group_size_does_not_tell_a_ranks_own_part_from_the_links():
+    sweeps = [s for s in read_sweeps(SWEEP) if s.collective == "all_to_all"]
+    found = fit(sweeps, load_cluster("h200-sxm:1x8")).calibration
+    assert found.scalings["node", "p2p", "simple", ""].copy == pytest.approx(Scaling().copy)
+    assert found.scalings["node", "p2p", "simple", ""].transfer > 0.5
+    assert "copy" not in found.support["node", "p2p", "simple", ""].identified
+
+
 def test_fixed_multipliers_stay_whatever_the_data_say():
     """Two ranks do not tell the links' share of an all-to-all from a rank's own: left free, four ranks would come out
     at half their time."""

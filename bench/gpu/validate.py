@@ -4,7 +4,8 @@
     python bench/gpu/validate.py PLANS.jsonl --real NEW.jsonl        # predict, then run under torchrun on these GPUs
 
 MEASURED: one JSON line a run, as the workloads print it (workload, world_size, args, step_ms, ranks). Each line is
-simulated with the same arguments on one node of ``--cluster``, in every mode of ``--timing``, and compared. Lines whose
+simulated with the same arguments on one node of ``--cluster``, in every mode of ``--timing`` ("model:none" with
+--overlap none), and compared. Lines whose
 measured steps spread by more than 15 % of the median ((max - min) / median, of the worst rank) are shown, not counted.
 Nothing is fitted here.
 
@@ -29,15 +30,15 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from measured_runs import STEADY, script, script_arguments, simulation, spread  # noqa: E402
+from measured_runs import STEADY, script, script_arguments, simulation, spread
 
-from echo_hooks.devices.gpu_lock import WAVE  # noqa: E402
+from echo_hooks.devices.gpu_lock import WAVE
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measured", type=Path, help="runs, or plans of runs, one JSON line each")
-    parser.add_argument("--timing", default="execute", help="modes to stand side by side: execute,profile,model")
+    parser.add_argument("--timing", default="execute", help="modes side by side: execute,profile,model,model:none")
     parser.add_argument("--configs", help="lines to take, counted from 0: 0,3,5-8")
     parser.add_argument("--cluster", default="h200-sxm", help="accelerator preset of the one node")
     parser.add_argument("--jobs", type=int, default=1, help="simulations at once: all set up, then each measures alone")
@@ -114,7 +115,7 @@ def predict(run: dict[str, Any], mode: str, options: argparse.Namespace, wave: s
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         command = simulation(run, options.cluster, mode, Path(scratch) / "run", options.trace_ranks)
-        environment = {**os.environ, WAVE: wave} if mode == "execute" and wave else dict(os.environ)
+        environment = {**os.environ, WAVE: wave} if mode.startswith("execute") and wave else dict(os.environ)
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, check=False, timeout=limit_s, env=environment

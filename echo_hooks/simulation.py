@@ -19,10 +19,11 @@ from echo_hooks.errors import PlanError, UsageError
 from echo_hooks.graph.program import Kind
 from echo_hooks.graph.rundir import RankTrace, Run, read_run, write_groups, write_manifest, write_roles, write_trace
 from echo_hooks.hardware.cluster import DEFAULT_PRESET, load_cluster
+from echo_hooks.mode import TIMINGS, Mode, choose_mode
 from echo_hooks.network.calibration import Calibration, load_calibration
 from echo_hooks.overlap.slowdowns import checked
 from echo_hooks.report.report import Report
-from echo_hooks.session import Job, Stage, finished
+from echo_hooks.session import Job, LiveStage, Stage, finished, stage_for
 
 
 def simulate(
@@ -35,12 +36,15 @@ def simulate(
     seed: int = 0,
     out: str | os.PathLike | None = None,
     calibration: str | os.PathLike | None = None,
+    timing: str = "auto",
     overlap: str | os.PathLike | None = None,
 ) -> Simulation:
     """Simulate the training loop in the block as rank 0 of ``world_size``.
 
     ``cluster``: "PRESET:NODESxGPUS" or a TOML file; left out, H100 nodes of ``nproc_per_node`` (8). The block ends by
     itself once ``warmup_steps`` + ``steps`` optimizer steps are recorded. ``out``: keep the run directory there.
+    ``timing``: "execute" runs the block's ops on this machine's GPU and measures them (ExecuteFailed where that cannot
+    be done), "profile" and "model" need none, "auto" executes where a GPU is free.
     ``calibration``: file of `echo-sim calibrate`, instead of the network calibration that comes with the accelerator.
     ``overlap``: file of `echo-sim overlap train`, or "none" for no slowdown of what runs together, instead of the model
     that comes with the accelerator (else a formula).
@@ -56,9 +60,13 @@ def simulate(
     if described.world_size < world_size:
         raise UsageError(f"cluster {text} has {described.world_size} accelerators, world_size is {world_size}")
     per_node = nproc_per_node or min(world_size, described.accelerators_per_node)
-    job = Job(world_size, per_node, text, warmup_steps=warmup_steps, steps=steps, seed=seed)
+    if timing not in TIMINGS:
+        raise UsageError(f"timing is {timing!r}, should be one of {', '.join(TIMINGS)}")
+    mode = choose_mode(timing)
+    job = Job(world_size, per_node, text, warmup_steps=warmup_steps, steps=steps, seed=seed, timing=mode.timing)
     fitted = load_calibration(Path(calibration)) if calibration is not None else None
-    return Simulation(job, Path(out) if out is not None else None, fitted, checked(overlap and os.fspath(overlap)))
+    slowdown = checked(None if overlap is None else str(overlap))
+    return Simulation(job, Path(out) if out is not None else None, fitted, slowdown, mode)
 
 
 _ACTIVE: list[Simulation] = []
@@ -68,12 +76,18 @@ class Simulation:
     """Context manager made by `simulate`; ``report()`` is available after the block."""
 
     def __init__(
-        self, job: Job, out: Path | None = None, calibration: Calibration | None = None, overlap: str | None = None
+        self,
+        job: Job,
+        out: Path | None = None,
+        calibration: Calibration | None = None,
+        overlap: str | None = None,
+        mode: Mode = Mode("profile"),  # noqa: B008  # frozen
     ):
         self.job = job
+        self.mode = mode
         self.out = out
         self._calibration, self._overlap = calibration, overlap
-        self._stage: Stage | None = None
+        self._stage: Stage | LiveStage | None = None
         self._trace: RankTrace | None = None
         self._report: Report | None = None
         self._saved: dict[str, str | None] = {}
@@ -82,7 +96,8 @@ class Simulation:
     def __enter__(self) -> Simulation:
         if _ACTIVE:
             raise UsageError("echo.simulate() is active already: one block ends before the next begins")
-        if torch.cuda.is_initialized():
+        hidden = self.mode.timing != "execute"
+        if torch.cuda.is_initialized() and hidden:
             raise UsageError(
                 "this process has already used its GPU, which can no longer be hidden from the script: "
                 "start it with echo-launch --simulate, or call echo.simulate() before any use of CUDA"
@@ -92,8 +107,9 @@ class Simulation:
                 "torch.distributed is initialised already: enter echo.simulate() before init_process_group"
             )
         self._began = time.perf_counter()
-        self._stage = Stage(self.job)
-        self._set_environment({**self._stage.variables(0), "CUDA_VISIBLE_DEVICES": ""})
+        self._stage = stage_for(self.job)
+        seen = {} if torch.cuda.is_initialized() else {"CUDA_VISIBLE_DEVICES": self.mode.gpu}
+        self._set_environment({**self._stage.variables(0), **seen})
         try:
             self._stage.install()
             self._stage.become(0).start()
@@ -146,6 +162,7 @@ class Simulation:
                 load_cluster(self.job.cluster),
                 calibration=self._calibration,
                 overlap=self._overlap,
+                timing=self.mode.timing,
             )
         hangs = [p for p in analysis.composition.problems if p.kind in ("hang", "mismatch")]
         if hangs:
@@ -166,6 +183,8 @@ class Simulation:
             "warmup_steps": self.job.warmup_steps,
             "steps": self.job.steps,
             "seed": self.job.seed,
+            "timing": self.mode.timing,
+            "assumptions": [self.mode.note] if self.mode.note else [],
             "nccl_environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("NCCL_", "HCCL_"))},
             "complete": True,
         }

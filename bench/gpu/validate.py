@@ -4,7 +4,8 @@
     python bench/gpu/validate.py PLANS.jsonl --real NEW.jsonl        # predict, then run under torchrun on these GPUs
 
 MEASURED: one JSON line a run, as the workloads print it (workload, world_size, args, step_ms, ranks). Each line is
-simulated with the same arguments on one node of ``--cluster``, in every mode of ``--timing``, and compared. Lines whose
+simulated with the same arguments on one node of ``--cluster``, in every mode of ``--timing`` ("model:none" with
+--overlap none), and compared. Lines whose
 measured steps spread by more than 15 % of the median ((max - min) / median, of the worst rank) are shown, not counted.
 Nothing is fitted here.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -28,16 +30,19 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from measured_runs import STEADY, script, script_arguments, simulation, spread  # noqa: E402
+from measured_runs import STEADY, script, script_arguments, simulation, spread
+
+from echo_hooks.devices.gpu_lock import WAVE
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measured", type=Path, help="runs, or plans of runs, one JSON line each")
-    parser.add_argument("--timing", default="execute", help="modes to stand side by side: execute,profile,model")
+    parser.add_argument("--timing", default="execute", help="modes side by side: execute,profile,model,model:none")
     parser.add_argument("--configs", help="lines to take, counted from 0: 0,3,5-8")
     parser.add_argument("--cluster", default="h200-sxm", help="accelerator preset of the one node")
-    parser.add_argument("--jobs", type=int, default=1, help="simulations at once; on a GPU they measure in turn")
+    parser.add_argument("--jobs", type=int, default=1, help="simulations at once: all set up, then each measures alone")
+    parser.add_argument("--trace-ranks", default="auto", help="as echo-launch takes it")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one simulation or run")
     parser.add_argument("--out", type=Path, help="write the table as JSON")
     parser.add_argument("--real", type=Path, metavar="FILE", help="run the scripts too and append their results here")
@@ -46,11 +51,16 @@ def main() -> None:
     chosen = _chosen(options.configs, len(runs))
     modes = options.timing.split(",")
     began = time.perf_counter()
-    tasks = [(i, mode) for i in chosen for mode in modes]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        predictions = dict(
-            zip(tasks, pool.map(lambda task: predict(runs[task[0]], task[1], options.cluster, options.limit), tasks))
-        )
+    tasks = [(i, mode) for mode in modes for i in chosen]
+    predictions: dict[tuple[int, str], dict[str, Any]] = {}
+    for wave in (tasks[at : at + options.jobs] for at in range(0, len(tasks), options.jobs)):
+        with ThreadPoolExecutor(len(wave)) as pool, tempfile.TemporaryDirectory() as ready:
+            setting = f"{ready}:{len(wave)}" if len(wave) > 1 else ""
+
+            def one(task: tuple[int, str], setting: str = setting) -> dict[str, Any]:
+                return predict(runs[task[0]], task[1], options, setting)
+
+            predictions.update(zip(wave, pool.map(one, wave)))
     if options.real:
         for i in chosen:
             runs[i] = run_for_real(runs[i], options.real, options.limit)
@@ -98,13 +108,18 @@ def _versions(*names: str) -> dict[str, str]:
 # ---- one run ----
 
 
-def predict(run: dict[str, Any], mode: str, accelerator: str, limit_s: float) -> dict[str, Any]:
-    """report.json of the run's simulation, with ``seconds``; "failure" where there is none."""
+def predict(run: dict[str, Any], mode: str, options: argparse.Namespace, wave: str) -> dict[str, Any]:
+    """report.json of the run's simulation, with ``seconds``; "failure" where there is none. ``wave``: how many
+    processes set up before the first of them measures (see echo_hooks.devices.gpu_lock)."""
+    limit_s = options.limit
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
-        command = simulation(run, accelerator, mode, Path(scratch) / "run")
+        command = simulation(run, options.cluster, mode, Path(scratch) / "run", options.trace_ranks)
+        environment = {**os.environ, WAVE: wave} if mode.startswith("execute") and wave else dict(os.environ)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=limit_s, env=environment
+            )
         except subprocess.TimeoutExpired:
             return {"failure": f"not done after {limit_s:.0f} s", "seconds": limit_s}
     seconds = round(time.perf_counter() - began, 1)

@@ -9,22 +9,22 @@ from collections.abc import Callable
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from echo_hooks.graph import live
-from echo_hooks.graph.live import LiveRecorder
 from echo_hooks.capture.measured_steps import Boundary, StepReader
 from echo_hooks.capture.profiler import Profiler
 from echo_hooks.capture.steps import StepsDone
 from echo_hooks.capture.work import WorkCounter
 from echo_hooks.devices.real_cuda import RealCuda, stream_objects
 from echo_hooks.errors import ExecuteFailed
+from echo_hooks.graph import live
 from echo_hooks.graph.kineto_events import Events
+from echo_hooks.graph.live import LiveRecorder
 from echo_hooks.graph.roles import MemorySummary
 from echo_hooks.graph.rundir import RankTrace
 from echo_hooks.patching import Patch, PatchSet
 from echo_hooks.world.filling import DeviceValues
 
-TIMED_STEPS = 3
-"""Steps without the profiler: what the host really takes is the median over them."""
+TIMED_STEPS = 5
+"""Steps without the profiler: what the host really takes is the median over those that nothing else disturbed."""
 CAPTURED_STEPS = 3
 """Steps under the profiler, after one that it warms up in; a kernel's duration is the median over them."""
 LEAST_WARMUP = 3
@@ -77,7 +77,7 @@ class ExecuteCapture:
         self._main = threading.get_ident()
         self.overhead_us = self.recorder.overhead_us()
         self._handles = [
-            register_optimizer_step_pre_hook(lambda *_: self.recorder.mark(live.OPTIMIZER)),
+            register_optimizer_step_pre_hook(lambda *_: self.recorder.moment(live.OPTIMIZER)),
             register_optimizer_step_post_hook(self._after_optimizer),
         ]
         self._patches.install()
@@ -103,7 +103,7 @@ class ExecuteCapture:
 
     def _after_optimizer(self, optimizer, _args, _kwargs) -> None:
         recorder = self.recorder
-        recorder.mark(live.OPTIMIZER_END)
+        recorder.moment(live.OPTIMIZER_END)
         if not self._backward_seen and self._pending is None:
             return  # no gradients: a framework that makes the optimizer's state ahead of time
         if self._counted is None:
@@ -126,13 +126,13 @@ class ExecuteCapture:
                         capture._backward_begins()
                     finally:
                         recorder.leave()
-                recorder.mark(live.BACKWARD)
+                recorder.moment(live.BACKWARD)
                 capture._in_backward += 1
                 try:
                     return original.run_backward(*args, **kwargs)
                 finally:
                     capture._in_backward -= 1
-                    recorder.mark(live.BACKWARD_END)
+                    recorder.moment(live.BACKWARD_END)
 
             def __getattr__(self, name):
                 return getattr(original, name)
@@ -227,7 +227,9 @@ class ExecuteCapture:
         if not self.events.launched:
             raise ExecuteFailed(f"rank {recorder.rank}: torch's profiler returned no kernel of {self.captured} steps")
         began = time.perf_counter()
-        reader = StepReader(recorder, self.events, self.probes, self.boundaries, self.profiler.base_ns, self.overhead_us)
+        reader = StepReader(
+            recorder, self.events, self.probes, self.boundaries, self.profiler.base_ns, self.overhead_us
+        )
         timed = range(self.warmup, self.warmup + self.timed)
         captured = range(self.first_captured, len(self.boundaries) - 1)
         step = reader.read(timed, captured)
@@ -238,9 +240,7 @@ class ExecuteCapture:
         step.append_to(recorder)
         whole = recorder.program.program()
         self.seconds["read"] = time.perf_counter() - began
-        return self._result(
-            whole.slice(before, len(whole)), whole.slice(0, step.first_row), 1, trace_seconds
-        )
+        return self._result(whole.slice(before, len(whole)), whole.slice(0, step.first_row), 1, trace_seconds)
 
     def _result(self, program, prologue, steps: int, trace_seconds: float) -> RankTrace:
         recorder = self.recorder

@@ -6,9 +6,13 @@ import fcntl
 import os
 import re
 import tempfile
+import time
 
-CPUS = "ECHO_MEASURING_CPUS"
-"""Environment: processors (as "8,9,10") to which a process moves while it measures, where several take turns."""
+WAVE = "ECHO_GPU_WAVE"
+"""Environment, "DIRECTORY:COUNT": a process takes its first turn only once so many are ready for theirs (each leaves a
+file in the directory), so that none measures while another still sets up."""
+
+_WAVE_SECONDS = 90.0  # some of the others may have failed
 
 
 class GpuLock:
@@ -27,8 +31,9 @@ class GpuLock:
 
     def take_turn(self) -> None:
         """Wait until no other process of Echo runs its steps on the device; again does nothing."""
-        if self._lock(self._turn, fcntl.LOCK_EX) and (cpus := os.environ.get(CPUS)):
-            os.sched_setaffinity(0, [int(number) for number in cpus.split(",")])
+        if self._turn not in self._files:
+            _await_wave(os.environ.get(WAVE, ""))
+            self._lock(self._turn, fcntl.LOCK_EX)
 
     def in_use(self) -> bool:
         """Whether another process of Echo uses the device."""
@@ -45,10 +50,18 @@ class GpuLock:
         while self._files:
             os.close(self._files.popitem()[1])
 
-    def _lock(self, path: str, how: int) -> bool:
-        """False when this object holds it already."""
-        if path in self._files:
-            return False
-        self._files[path] = file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        fcntl.flock(file, how)
-        return True
+    def _lock(self, path: str, how: int) -> None:
+        if path not in self._files:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._files[path] = file = os.open(path, flags, 0o600)
+            fcntl.flock(file, how)
+
+
+def _await_wave(setting: str) -> None:
+    directory, _, count = setting.rpartition(":")
+    if not (directory and count.isdigit() and os.path.isdir(directory)):
+        return
+    os.close(os.open(os.path.join(directory, str(os.getpid())), os.O_WRONLY | os.O_CREAT, 0o600))
+    deadline = time.monotonic() + _WAVE_SECONDS
+    while len(os.listdir(directory)) < int(count) and time.monotonic() < deadline:
+        time.sleep(0.05)

@@ -107,21 +107,21 @@ class RealCuda:
 
     def _synchronize_event(self, original):
         def synchronize(event):
-            self.recorder.mark(SYNC, getattr(event, "echo_number", -1))
+            self.recorder.moment(SYNC, getattr(event, "echo_number", -1))
             try:
                 return original(event)
             finally:
-                self.recorder.mark("")
+                self.recorder.moment("")
 
         return synchronize
 
     def _synchronized(self, original):
         def synchronize(*args, **kwargs):
-            self.recorder.mark(SYNC)
+            self.recorder.moment(SYNC)
             try:
                 return original(*args, **kwargs)
             finally:
-                self.recorder.mark("")
+                self.recorder.moment("")
 
         return synchronize
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -61,7 +62,7 @@ class LiveRecorder(Recorder):
         override = None if number == self.current_stream() else number
         if override != self._override:
             self._override = override
-            self.mark(ON_STREAM, -1 if override is None else override)
+            self.moment(ON_STREAM, -1 if override is None else override)
 
     def ours(self) -> bool:
         own = threading.get_ident()
@@ -95,12 +96,12 @@ class LiveRecorder(Recorder):
         for it are forgotten."""
         kept = len(self.spans)
         for _ in range(rounds):
-            self.mark("")
+            self.moment("")
         made, self.spans[kept:] = self.spans[kept:], []
-        gaps = sorted(later.begin_ns - span.end_ns for span, later in zip(made, made[1:]))
+        gaps = sorted(later.begin_ns - span.end_ns for span, later in itertools.pairwise(made))
         return gaps[len(gaps) // 2] / 1e3
 
-    def mark(self, tag: str, number: int = -1) -> None:
+    def moment(self, tag: str, number: int = -1) -> None:
         """An empty span: a moment of the host that every pass through the step goes through."""
         self.enter()
         if self._depth == 1:

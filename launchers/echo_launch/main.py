@@ -25,9 +25,9 @@ from echo_hooks.errors import EchoError, ExecuteFailed, NothingSimulated, PlanEr
 from echo_hooks.graph.problems import BROKEN_PLAN, rank_ranges
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import Run, read_run, read_trace, write_groups, write_manifest, write_roles
+from echo_hooks.mode import Mode, choose_mode, next_best
 from echo_launch.arguments import Launch, parse
 from echo_launch.directory import RunDirectory
-from echo_launch.mode import Mode, choose_mode, next_best
 from echo_launch.pool import TRACER, LocalPool
 from echo_launch.progress import TracingProgress
 from echo_launch.schedule import Schedule
@@ -126,6 +126,7 @@ def _trace_as(
         "script": launch.script,
         "args": launch.args,
         "module": launch.module,
+        "local_rank_argument": launch.local_rank_argument,
         "warmup_steps": launch.warmup_steps,
         "steps": launch.steps,
         "seed": launch.seed,

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from echo_hooks.errors import EchoError, ScriptError
+from echo_hooks.errors import EchoError, ExecuteFailed, ScriptError
 from echo_launch.processes import kill_group
 
 TRACER = "echo_hooks.session"
@@ -42,8 +42,9 @@ class LocalPool:
     """Traces ranks of one job on this machine; the caller decides how many at once.
 
     ``job``: the fields of echo_hooks.session.Job. ``tracer``: the module that has Job and Tracer. ``shown_rank``: the
-    rank whose output is not logged but shown (-1: none), its standard output on the descriptor ``stdout``. ``gpu``: what the
-    ranks may see of this machine's accelerators (CUDA_VISIBLE_DEVICES). A context manager; leaving it ends the server and everything below it.
+    rank whose output is not logged but shown (-1: none), its standard output on the descriptor ``stdout``. ``gpu``:
+    what the ranks may see of this machine's accelerators (CUDA_VISIBLE_DEVICES). A context manager; leaving it ends
+    the server and everything below it.
     """
 
     def __init__(
@@ -93,6 +94,8 @@ class LocalPool:
         if answer["event"] == "failed":
             if answer["traceback"]:
                 raise ScriptError(answer["message"], -1, answer["traceback"])
+            if answer.get("execute"):
+                raise ExecuteFailed(answer["message"])
             error = EchoError(answer["message"])
             error.exit_status = answer["status"]
             raise error
@@ -160,7 +163,7 @@ class LocalPool:
 
 
 def _environment(gpu: str) -> dict[str, str]:
-    """The launcher's own, with this machine's accelerators hidden but for ``gpu``, and threads as torchrun sets them."""
+    """The launcher's own, with accelerators other than ``gpu`` hidden and threads as torchrun sets them."""
     environment = dict(os.environ)
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         environment[name] = gpu

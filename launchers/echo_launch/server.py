@@ -22,7 +22,7 @@ import traceback
 from dataclasses import dataclass
 from typing import IO, Any
 
-from echo_hooks.errors import EchoError
+from echo_hooks.errors import EchoError, ExecuteFailed
 from echo_hooks.runner import set_import_path
 from echo_launch.child import trace_rank
 from echo_launch.processes import adopt_orphans, die_with_parent, kill_children, kill_group
@@ -94,7 +94,8 @@ class _Server:
             tracer = module.Tracer(module.Job(**{**job, "args": tuple(job["args"])}))
             tracer.prepare()
         except EchoError as error:
-            self._send(event="failed", status=error.exit_status, message=str(error), traceback="")
+            execute = isinstance(error, ExecuteFailed)
+            self._send(event="failed", status=error.exit_status, message=str(error), traceback="", execute=execute)
             return None
         except Exception as error:
             message = f"Echo could not get ready: {type(error).__name__}: {error}"

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from echo_hooks.graph import live
-from echo_hooks.graph.live import LiveRecorder, Span
 from echo_hooks.capture.measured_steps import Boundary, MeasuredStep, StepReader
+from echo_hooks.graph import live
 from echo_hooks.graph.kineto_events import Call, Events, Work
+from echo_hooks.graph.live import LiveRecorder, Span
 from echo_hooks.graph.ops import OpSignature
 from echo_hooks.graph.program import Kind, Phase
 
@@ -26,7 +26,15 @@ class Story:
     us: float = 0.0
     correlation: int = 0
 
-    def launch(self, name: str, host: float, device: tuple[float, float], stream: int = DEVICE_STREAM, call="cudaLaunchKernel", took=2.0):  # noqa: E501
+    def launch(
+        self,
+        name: str,
+        host: float,
+        device: tuple[float, float],
+        stream: int = DEVICE_STREAM,
+        call="cudaLaunchKernel",
+        took=2.0,
+    ):
         """``host``: begin of the call. ``device``: begin and end of the kernel."""
         self.correlation += 1
         self.events.calls.append(Call(call, "1", host, host + took, {"correlation": self.correlation}))

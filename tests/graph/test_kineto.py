@@ -134,7 +134,9 @@ def test_the_host_waits_for_an_event_and_for_a_blocking_copy(tmp_path):
     trace.call("cudaEventSynchronize", end + 12, 16)  # until the first kernel's end at 26, and 2 to wake up
     trace.correlation += 1
     trace.add("cuda_runtime", "cudaMemcpyAsync", end + 30, 50, correlation=trace.correlation)
-    trace.add("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", end + 76, 3, stream=7, correlation=trace.correlation, bytes=64)
+    trace.add(
+        "gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", end + 76, 3, stream=7, correlation=trace.correlation, bytes=64
+    )
     trace.add("user_annotation", "Optimizer.step#AdamW.step", end + 81, 2)
     trace.call("cudaDeviceSynchronize", end + 90, 4)
     program = read_kineto(trace.write(tmp_path / "t.json"), 0).trace.program

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from layouts import Layout, trace_of
 
-from echo_hooks.errors import NothingSimulated, ScriptError, UsageError
+from echo_hooks.errors import ExecuteFailed, NothingSimulated, ScriptError, UsageError
 from echo_hooks.graph.rundir import RankTrace
 
 
@@ -29,10 +29,14 @@ class Job:
     script: str = ""
     args: tuple[str, ...] = ()
     module: bool = False
+    local_rank_argument: bool = False
     warmup_steps: int = 1
     steps: int = 1
     seed: int = 0
     out: str = ""
+    timing: str = "model"
+    moe_hot: float = 1.0
+    moe_sampled: bool = False
 
 
 class Tracer:
@@ -41,6 +45,8 @@ class Tracer:
         self.script = json.loads(Path(job.script).read_text())
 
     def prepare(self) -> None:
+        if self.script.get("everyone") == "no CUDA" and self.job.timing == "execute":
+            raise ExecuteFailed("torch 2.11.0 is built without CUDA")
         if "prepare" in self.script:
             raise UsageError(self.script["prepare"])
 
@@ -49,6 +55,8 @@ class Tracer:
         print(f"hello from rank {rank}", flush=True)
         if behaviour == "raise":
             raise ScriptError(f"rank {rank}: ValueError: bad luck", rank, "Traceback: line 3\nValueError: bad luck\n")
+        if behaviour == "no room" and self.job.timing == "execute":
+            raise ExecuteFailed(f"rank {rank} does not fit into this GPU's memory: of 80 GiB, 1 GiB are free")
         if behaviour == "no step":
             raise NothingSimulated(f"rank {rank}: the script ended after 0 optimizer step(s)", rank, self.made(rank, 0))
         if behaviour == "internal":

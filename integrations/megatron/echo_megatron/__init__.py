@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from echo_hooks.integrations import Integration
 from echo_hooks.patching import Patch
+from echo_megatron import layout
 from echo_megatron.stand_ins import STAND_INS
 
 GROUP_NAMES = {
@@ -149,5 +150,6 @@ integration = Integration(
         "megatron.core.distributed.fsdp.mcore_fsdp_adapter": _fsdp_adapter,
     },
     group_names=GROUP_NAMES,
+    explain=layout.explain,
     stand_ins=STAND_INS,
 )

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 
 from echo_hooks.devices.gpu_lock import GpuLock
 
+TIMINGS = ("auto", "execute", "profile", "model")
+
 BUSY_BYTES = 2 << 30
 """Memory that others hold on a GPU from which it counts as busy: a driver's own and idle contexts stay below."""
 
 
 @dataclass(frozen=True)
 class Mode:
-    """``timing``: "execute", "profile" or "model". ``gpu``: the device that may be seen ("" for none). ``note``: why it is not
-    what was asked for, "" when it is."""
+    """``timing``: "execute", "profile" or "model". ``gpu``: the device that may be seen ("" for none). ``note``: why it
+    is not what was asked for, "" when it is."""
 
     timing: str
     gpu: str = ""
@@ -26,7 +28,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One line of nvidia-smi; bytes. ``index``: as CUDA_VISIBLE_DEVICES takes it (DeepSpeed reads it as a number)."""
+    """One line of nvidia-smi; bytes. ``index``: for CUDA_VISIBLE_DEVICES, which DeepSpeed reads as a number."""
 
     index: str
     uuid: str
@@ -88,5 +90,6 @@ def gpus() -> list[Gpu]:
     for row in csv.reader(answer.stdout.splitlines()):
         fields = [field.strip() for field in row]
         if len(fields) == 5 and fields[3].isdigit() and fields[4].isdigit():
-            found.append(Gpu(*fields[:3], int(fields[3]) << 20, int(fields[4]) << 20))
+            index, uuid, name = fields[:3]
+            found.append(Gpu(index, uuid, name, int(fields[3]) << 20, int(fields[4]) << 20))
     return found

@@ -1,0 +1,135 @@
+"""Which mode of timing a launch gets, and what is said where it is not the one that was asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from echo_hooks.devices.gpu_lock import GpuLock
+from echo_hooks.graph.rundir import read_run
+from echo_hooks.mode import Gpu, choose_mode, visible
+from echo_launch.main import Outcome, main
+
+FREE = "0, GPU-aaaa, NVIDIA H200, 4, 143771"
+BUSY = "1, GPU-bbbb, NVIDIA H200, 90000, 143771"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Gives a function that makes this a machine with the GPUs of nvidia-smi's lines."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+    def with_gpus(*lines: str) -> None:
+        tool = tmp_path / "bin" / "nvidia-smi"
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+
+    return with_gpus
+
+
+def test_a_free_gpu_is_used(machine):
+    machine(BUSY, FREE)
+    for timing in ("auto", "execute"):
+        mode = choose_mode(timing)
+        assert (mode.timing, mode.gpu, mode.note) == ("execute", "0", "")
+
+
+@pytest.mark.parametrize("timing", ["profile", "model"])
+def test_what_needs_no_gpu_sees_none(machine, timing):
+    machine(FREE)
+    assert (choose_mode(timing).timing, choose_mode(timing).gpu) == (timing, "")
+
+
+def test_without_a_gpu(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert choose_mode("auto").timing == "profile" and choose_mode("auto").note == ""
+    asked = choose_mode("execute")
+    assert asked.timing == "profile" and "no NVIDIA GPU" in asked.note and "instead" in asked.note
+
+
+def test_a_gpu_in_use_by_others(machine):
+    machine(BUSY)
+    mode = choose_mode("auto")
+    assert mode.timing == "profile" and "in use by others (87.9 GiB and more)" in mode.note
+
+
+def test_a_gpu_in_use_by_another_run_of_echo_is_shared(machine):
+    machine(BUSY)
+    holder = "from echo_hooks.devices.gpu_lock import GpuLock; GpuLock('1').join(); print('in', flush=True); input()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ)
+    )
+    try:
+        assert other.stdout.readline() == b"in\n"
+        assert choose_mode("auto").timing == "execute"
+    finally:
+        other.communicate(b"\n")
+    assert choose_mode("auto").timing == "profile"
+
+
+def test_visible_devices():
+    gpus = [Gpu(str(i), f"GPU-{i}abc", "x", 0, 1) for i in range(3)]
+    assert visible(gpus, None) == gpus
+    assert visible(gpus, "2,0") == [gpus[2], gpus[0]]
+    assert visible(gpus, "GPU-1a") == [gpus[1]]
+    assert visible(gpus, "") == [] and visible(gpus, "0,7,1") == [gpus[0]]
+
+
+def test_turns_are_taken_one_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    lock = GpuLock("9")
+    lock.take_turn()
+    lock.take_turn()  # again does nothing
+    wait = (
+        f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}\n"
+        "from echo_hooks.devices.gpu_lock import GpuLock\n"
+        "print('asks', flush=True); GpuLock('9').take_turn(); print('has it', flush=True)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", wait], stdout=subprocess.PIPE)
+    assert other.stdout.readline() == b"asks\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        other.wait(0.3)
+    lock.leave()
+    assert other.communicate(timeout=20)[0] == b"has it\n"
+
+
+# ---- a whole launch ----
+
+
+def launch(script: dict, *words: str) -> int:
+    Path("job.py").write_text(json.dumps(script))
+    return main(
+        ["--simulate", *words, "job.py"],
+        tracer="fake_tracer",
+        finish=lambda _run, _launch: Outcome([], lambda console: None, lambda: "{}\n"),
+    )
+
+
+def test_the_ranks_see_the_chosen_gpu(machine, capfd):
+    machine(FREE)
+    words = ("--world-size", "2", "--cluster", "h200-sxm:1x2", "--out", "run")
+    assert launch({"everyone": "show"}, *words, "--timing", "execute") == 0
+    assert json.loads(capfd.readouterr().out.splitlines()[1])["devices"] == "0"
+    assert read_run("run").manifest["timing"] == "execute"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "why"), [("no room", "does not fit into this GPU's memory"), ("no CUDA", "built without CUDA")]
+)
+def test_what_cannot_be_run_here_is_priced_instead_and_said(machine, capfd, behaviour, why):
+    machine(FREE)
+    words = ("--world-size", "2", "--cluster", "h200-sxm:1x2", "--out", "run")
+    assert launch({"everyone": behaviour}, *words) == 0
+    manifest = read_run("run").manifest
+    assert manifest["timing"] == "profile"
+    assert any(why in sentence for sentence in manifest["assumptions"])
+    assert why in capfd.readouterr().err

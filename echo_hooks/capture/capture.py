@@ -26,6 +26,9 @@ from echo_hooks.graph.recorder import Recorder
 from echo_hooks.graph.rundir import RankTrace
 from echo_hooks.patching import PatchSet
 
+HOST_MEMORY_TOLD_BYTES = 1 << 30
+"""From here on a rank's large host tensors are worth a sentence: eight ranks fill a small host's memory."""
+
 
 class Capture:
     """Watches the script between ``start()`` and ``stop()``; ``trace()`` gives the measured steps.
@@ -85,6 +88,11 @@ class Capture:
         steps, recorder = self.steps, self.recorder
         steps.finish()
         whole = recorder.program.program()
+        if self.memory.peak_host_bytes >= HOST_MEMORY_TOLD_BYTES:
+            recorder.note(
+                f"host memory: large tensors of this rank hold up to {self.memory.peak_host_bytes / 2**30:.1f} GiB there "
+                "(parameters built on the CPU, offloaded states); every rank of a node adds its own"
+            )
         memory = self.memory.summary()  # first: it corrects the events' holders
         memory_events = recorder.memory.columns()
         made = len(steps.boundaries)
@@ -112,6 +120,7 @@ class Capture:
             steps=number,
             tokens_per_step=_tokens(program, recorder.ops.signatures) // max(number, 1),
             trace_seconds=trace_seconds,
+            tallies=dict(recorder.tallies),
             created=[group.index for group in recorder.groups if not group.local],
             step_ends=list(steps.boundaries),
             unanswered=sorted(recorder.unanswered),

@@ -15,6 +15,9 @@ from echo_hooks.graph.roles import MemorySummary
 
 _PARAMETERS, _GRADIENTS, _OPTIMIZER, _ACTIVATIONS, _COMMUNICATION, _OTHER, _WORKSPACES = range(len(HOLDERS))
 
+_ON_HOST = object()
+"""The ``handle`` of a storage in host memory, which no allocator is modelled for."""
+
 
 class Memory:
     """Makes and frees storages; ``summary()`` gives the peak and what held it.
@@ -33,6 +36,8 @@ class Memory:
         self._number = 0
         self._holder: dict[int, int] = {}
         self._unowned: dict[int, int] = {}  # living storages held as activations, and the phase they appeared in
+        self._host_bytes = 0
+        self.peak_host_bytes = 0  # of the large tensors that are pretended on the host too
 
     def new(self, bytes: int, device: torch.device) -> Storage:
         self._number += 1
@@ -52,7 +57,12 @@ class Memory:
 
     def _allocate(self, storage: Storage, bytes: int) -> None:
         storage.bytes = bytes
-        if not bytes or storage.device.type == "cpu":
+        if not bytes:
+            return
+        if storage.device.type == "cpu":
+            storage.handle = _ON_HOST
+            self._host_bytes += bytes
+            self.peak_host_bytes = max(self.peak_host_bytes, self._host_bytes)
             return
         recorder = self.recorder
         holder = self._holder.get(storage.number)
@@ -89,6 +99,10 @@ class Memory:
         )
 
     def free(self, storage: Storage) -> None:
+        if storage.handle is _ON_HOST:
+            self._host_bytes -= storage.bytes
+            storage.handle, storage.bytes = None, 0
+            return
         recorder = self.recorder
         recorder.enter()
         self.allocator.free(storage.handle)

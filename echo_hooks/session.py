@@ -27,6 +27,7 @@ from echo_hooks.capture.routing import Routing
 from echo_hooks.capture.steps import StepsDone
 from echo_hooks.devices.accelerator_interface import open_device
 from echo_hooks.devices.allocator import CachingAllocator, allocator_settings
+from echo_hooks.devices.checkpoints import patches as checkpoint_patches
 from echo_hooks.devices.gpu_lock import GpuLock
 from echo_hooks.devices.libraries import cublas_workspace_bytes
 from echo_hooks.devices.real_cuda import RealCuda
@@ -111,7 +112,7 @@ class Stage:
         for directory in self.stand_ins.directories():
             own_sources(directory)
         self.overhead_ns = 0
-        self._patches = PatchSet(tensor_patches())
+        self._patches = PatchSet([*tensor_patches(), *checkpoint_patches()])
         self._installed = contextlib.ExitStack()
 
     def _recorder(self, rank: int) -> Recorder:

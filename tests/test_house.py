@@ -34,7 +34,7 @@ COLUMNS = (
     ("timing", "network", "session", "mode"),
     ("overlap",),
     ("profiling",),
-    ("compose",),
+    ("compose", "device_memory"),
     ("report",),
     ("analysis",),
     ("simulation",),
@@ -57,6 +57,7 @@ TORCH_FREE = (
     "overlap",
     "compose",
     "report",
+    "device_memory",
     "analysis",
 )
 

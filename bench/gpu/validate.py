@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from measured_runs import STEADY, script, script_arguments, simulation, spread  # noqa: E402
+from measured_runs import STEADY, script, script_arguments, simulation, spread
 
-from echo_hooks.devices.gpu_lock import WAVE  # noqa: E402
+from echo_hooks.devices.gpu_lock import WAVE
 
 
 def main() -> None:

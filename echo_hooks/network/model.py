@@ -22,7 +22,8 @@ from echo_hooks.network.hccl import (
     plan_hccl_send,
     read_hccl_environment,
 )
-from echo_hooks.network.nccl_environment import read_environment
+from echo_hooks.network.memory import HCCL_BUFFER_BYTES, nccl_bytes
+from echo_hooks.network.nccl_environment import FUNCTIONS, read_environment
 from echo_hooks.network.nccl_graph import Communicator
 from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, kernel_only, parse_version, tables
 from echo_hooks.network.nccl_tuning_log import TuningTable
@@ -166,6 +167,30 @@ class CommunicationModel:
             root = ranks[0] if name != "all_to_all" else -1
             return self._plan_exchange(comm, reach, sizes, max(self._fullest_us(self._even(name, placement, root))))
         return self._plan_collective(name, comm, reach, dtype, sizes)
+
+    def device_memory(
+        self, ranks: tuple[int, ...], calls: Mapping[tuple[str, str], np.ndarray], pairs: set[tuple[int, int]]
+    ) -> int:
+        """Bytes of the device that the communicator of ``ranks`` takes from one of them. ``calls``: (name, dtype) of
+        its collectives -> sizes; ``pairs``: (rank, peer) of its sends and receives. See ``memory``."""
+        if self._hccl is not None:
+            return 2 * HCCL_BUFFER_BYTES if len(ranks) > 1 else 0
+        exchanged = [name for name, _ in calls if name in ("all_to_all", "gather", "scatter")]
+        algorithms = {
+            planned.algorithm.lower()
+            for (name, dtype), sizes in calls.items()
+            if name not in exchanged and len(ranks) > 1
+            for planned in self.plan(name if name in FUNCTIONS else "all_reduce", ranks, sizes, dtype)
+        }
+        node = self.cluster.accelerators_per_node
+        near = {peer for rank, peer in pairs if peer // node == rank // node and peer != rank}
+        far = {peer for rank, peer in pairs if peer // node != rank // node}
+        if exchanged:
+            own = next(iter(pairs), (ranks[0], 0))[0]
+            near |= {rank for rank in ranks if rank // node == own // node and rank != own}
+            far |= {rank for rank in ranks if rank // node != own // node}
+        comm, rules = self.communicator(ranks), self._rules
+        return nccl_bytes(comm, rules.selection, self._environment, algorithms, len(near), len(far))
 
     # ---- collectives ----
 

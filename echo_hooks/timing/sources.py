@@ -21,7 +21,7 @@ def notes(traces: Sequence[RankTrace], pricing: Pricing | None, versions: Mappin
     if not total:
         return []
     parts = ", ".join(f"{time / total:.1%} {source}" for source, time in spent.items())
-    said = [f"time in kernels: {parts}"]
+    said = [f"time in kernels: {parts}", *pricing.notes]
     errors = pricing.model.errors if pricing.model is not None else {}
     if (learned := spent.get("modelled (learned model)", 0.0)) and errors:
         typical = float(np.median(list(errors.values())))

@@ -168,7 +168,7 @@ def test_sources_that_disagree_are_both_shown(words, environment, both):
         (["--world-size", "8", "--profiles", "mine.parquet"], "mine.parquet: no such file"),
         (["--world-size", "8", "--timing", "model", "--profiles", "mine.parquet"], "with --timing profile, not with"),
         (["--world-size", "8", "--calibration", "cal.toml"], "cal.toml: No such file"),
-        (["--world-size", "8", "--overlap", "model.json"], "model.json: No such file"),
+        (["--world-size", "8", "--overlap", "model.ubj"], "model.ubj: No such file"),
         (["--world-size", "8", "--jitter", "3"], "--jitter 3: a number from 0 to 2"),
         (["--world-size", "8", "--slow-node", "3"], "NUMBER=FACTOR"),
         (["--world-size", "8", "--slow-node", "3=1.1"], "3 is outside 0 to 0"),

@@ -32,9 +32,7 @@ def test_shares_and_versions():
     fill_durations(trace, pricing)
     shares, versions = notes([trace], pricing, {"torch": "2.13.0+cpu"})
     assert shares.startswith("time in kernels: 50.0% profiled (database), ") and "modelled (roofline)" in shares
-    assert versions == (
-        "operations measured with torch 2.11.0, CUDA 13.0, cuDNN 91900; this run's torch is 2.13.0+cpu"
-    )
+    assert versions == ("operations measured with torch 2.11.0, CUDA 13.0, cuDNN 91900; this run's torch is 2.13.0+cpu")
     assert "this run's" not in notes([trace], pricing, {"torch": "2.11.0+cu130"})[-1]
     share = estimate(UNKNOWN, H200).duration_us / (2 * known_us)
     assert shares_of_guesses([trace]) == {"mylib.op.default": pytest.approx(share)}

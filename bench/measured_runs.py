@@ -26,11 +26,15 @@ def script_arguments(run: dict[str, Any]) -> list[str]:
 
 
 def simulation(run: dict[str, Any], accelerator: str, timing: str, out: Path, trace_ranks: str = "auto") -> list[str]:
-    """echo-launch for a run on one node of ``accelerator``, with as many warm-up steps as were not measured."""
+    """echo-launch for a run on one node of ``accelerator``, with as many warm-up steps as were not measured.
+
+    ``timing``: "model", or with a choice of ``--overlap`` behind it: "model:none", "model:formula".
+    """
+    timing, _, overlap = timing.partition(":")
     world, warmup = run["world_size"], run["args"].get("warmup", 1)
     command = [sys.executable, "-m", "echo_launch", "--simulate", "--world-size", str(world), "--json", "--quiet"]
     command += ["--cluster", f"{accelerator}:1x{world}", "--timing", timing, "--warmup-steps", str(warmup)]
-    command += ["--trace-ranks", trace_ranks]
+    command += ["--trace-ranks", trace_ranks, *(["--overlap", overlap] if overlap else [])]
     return [*command, "--out", str(out), script(run), *script_arguments(run)]
 
 

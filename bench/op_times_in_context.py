@@ -52,9 +52,7 @@ def main() -> None:
     for low in np.arange(0.0, 1.0, 0.1):
         chosen = table[(table[:, 0] >= low) & (table[:, 0] < low + 0.1)]
         if len(chosen) > 10:
-            print(
-                f"share {low:.1f} to {low + 0.1:.1f}: {len(chosen):4} products, median excess {np.median(chosen[:, 1]):.2f}"
-            )
+            print(f"share from {low:.1f}: {len(chosen):4} products, median excess {np.median(chosen[:, 1]):.2f}")
     busiest = table[table[:, 0] >= 0.5]
     share, excess = np.median(busiest[:, 0]), np.median(busiest[:, 1])
     print(f"RESTED_SHARE = {(share - excess) / (1 - excess):.2f} (from share {share:.2f}, excess {excess:.2f})")

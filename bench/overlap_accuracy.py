@@ -22,7 +22,7 @@ from echo_hooks.overlap.samples import read_samples
 
 ROOM = Path(__file__).resolve().parent / "results" / "overlap"
 TRAINED_ON = (
-    ("stand_in",), ("loops",), ("loops", "stand_in"), ("pairs",), ("pairs", "loops"), ("pairs", "loops", "stand_in"),
+    ("stand_in",), ("loops", "stand_in"), ("pairs",), ("pairs", "loops"), ("pairs", "loops", "stand_in"),
 )  # fmt: skip
 
 

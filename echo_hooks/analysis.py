@@ -10,6 +10,7 @@ from typing import Any
 
 from echo_hooks.compose import Variability, compose
 from echo_hooks.compose.result import Composition
+from echo_hooks.device_memory import CONTEXT_SOURCE, add_extra_memory
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.replicas import tokens_per_step
 from echo_hooks.graph.rundir import Run
@@ -66,7 +67,8 @@ def analyse(
     """
     began = time.perf_counter()
     variability = Variability(seed=seed, jitter=jitter, most_records=None if jitter > 0.0 else BAND_RECORDS)
-    model = CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {}), calibration=calibration)
+    model = network_of(run, cluster, calibration)
+    add_extra_memory(run, cluster.accelerator, model)
     executed = run.manifest.get("timing") == "execute"
     pricing = None if executed else pricing or load_pricing(cluster.accelerator, timing, profiles)
     slowdowns = choose(overlap, cluster.accelerator)
@@ -84,6 +86,7 @@ def analyse(
     run.manifest["tokens_per_step"] = tokens
     report = build_report(run, composition, cluster, timings=timings)
     report.assumptions.extend(_note("note", sentence) for sentence in _slowed(slow_ranks))
+    report.assumptions.append(_note("note", CONTEXT_SOURCE))
     if host_speed != 1.0:
         report.assumptions.append(_note("note", f"as asked for, host code runs {host_speed:g} times as fast as here"))
     report.assumptions.append(_note("note", f"tokens per second: {counted}"))
@@ -177,9 +180,14 @@ def _host_work(run: Run, cluster: Cluster) -> list[str]:
         return []
     node = cluster.accelerators_per_node
     return [
-        f"the host's own work on large tensors (an optimizer on the CPU, say) moves {most / 1e9:.3g} GB a step and rank; "
-        f"assumed: {HOST_BANDWIDTH_BYTES_PER_S / 1e9:.0f} GB/s for the {node} rank(s) of a node together"
+        f"the host's own work on large tensors (an optimizer on the CPU, say) moves {most / 1e9:.3g} GB a step and"
+        f" rank; assumed: {HOST_BANDWIDTH_BYTES_PER_S / 1e9:.0f} GB/s for the {node} rank(s) of a node together"
     ]
+
+
+def network_of(run: Run, cluster: Cluster, calibration: Calibration | None = None) -> CommunicationModel:
+    """The library that the run's ranks communicate with, under the run's environment."""
+    return CommunicationModel(cluster, environment=run.manifest.get("nccl_environment", {}), calibration=calibration)
 
 
 def _slowed(slow_ranks: Mapping[int, float] | None) -> list[str]:

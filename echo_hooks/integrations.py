@@ -22,6 +22,7 @@ class Integration:
     ``preload``: modules worth importing then. ``patches``: module name -> function that gives the table of patches for
     the module, called right after it was imported.
     ``group_names``: group_desc -> the name reports use. ``environment``: variables set before the script starts.
+    ``explain``: the line of arithmetic behind an error of the script's, where its layout is what is wrong.
     ``stand_ins``: packages that cannot work on a pretended device, and what takes their place. ``pretended_only``:
     modules of ``patches`` that are left alone where a real device runs the ops.
     """
@@ -32,6 +33,7 @@ class Integration:
     patches: Mapping[str, Callable[[ModuleType], list[Patch]]] = field(default_factory=dict)
     group_names: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    explain: Callable[[BaseException], str | None] | None = None
     stand_ins: tuple[StandIn, ...] = ()
     pretended_only: frozenset[str] = frozenset()
 

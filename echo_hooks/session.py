@@ -27,6 +27,7 @@ from echo_hooks.capture.routing import Routing
 from echo_hooks.capture.steps import StepsDone
 from echo_hooks.devices.accelerator_interface import open_device
 from echo_hooks.devices.allocator import CachingAllocator, allocator_settings
+from echo_hooks.devices.checkpoints import patches as checkpoint_patches
 from echo_hooks.devices.gpu_lock import GpuLock
 from echo_hooks.devices.libraries import cublas_workspace_bytes
 from echo_hooks.devices.real_cuda import RealCuda
@@ -40,7 +41,7 @@ from echo_hooks.hardware.cluster import load_cluster
 from echo_hooks.integrations import Integration
 from echo_hooks.patching import PatchSet
 from echo_hooks.runner import run_script
-from echo_hooks.world import PayloadStore, VirtualWorld, environment
+from echo_hooks.world import PayloadStore, VirtualWorld, environment, meshes
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Job:
     """What all ranks of one simulated job share.
 
     ``cluster``: as given on the command line ("h800:12x8" or a file). ``out``: the run directory; payloads of ranks
-    traced before are kept below it ("" keeps none). ``timing``: "execute" runs the ranks' own ops on a real GPU;
+    traced before are kept below it ("" keeps none). ``local_rank_argument``: the script's first argument is
+    --local_rank=N, as DeepSpeed's launcher has it. ``timing``: "execute" runs the ranks' own ops on a real GPU;
     every other mode traces them on pretended tensors.
     """
 
@@ -58,6 +60,7 @@ class Job:
     script: str = ""
     args: tuple[str, ...] = ()
     module: bool = False
+    local_rank_argument: bool = False
     warmup_steps: int = 1
     steps: int = 1
     seed: int = 0
@@ -109,7 +112,7 @@ class Stage:
         for directory in self.stand_ins.directories():
             own_sources(directory)
         self.overhead_ns = 0
-        self._patches = PatchSet(tensor_patches())
+        self._patches = PatchSet([*tensor_patches(), *checkpoint_patches()])
         self._installed = contextlib.ExitStack()
 
     def _recorder(self, rank: int) -> Recorder:
@@ -230,6 +233,13 @@ def _variables(job: Job, loaded: list[Integration], rank: int) -> dict[str, str]
     return result
 
 
+def _explanation(loaded: list[Integration], error: BaseException) -> str:
+    """The line that says why a layout is illegal, to stand before the script's own traceback; "" for other errors."""
+    explainers = [meshes.explain, *(one.explain for one in loaded if one.explain is not None)]
+    line = next((line for explain in explainers if (line := explain(error))), None)
+    return f"layout: {line}\n" if line else ""
+
+
 def _named(loaded: list[Integration], groups: GroupTable) -> GroupTable:
     names: dict[str, str] = {}
     for integration in loaded:
@@ -273,7 +283,8 @@ class Tracer:
         capture.start()
         failure: ScriptError | None = None
         try:
-            run_script(job.script, list(job.args), job.module)
+            local_rank = [f"--local_rank={rank % job.nproc_per_node}"] if job.local_rank_argument else []
+            run_script(job.script, [*local_rank, *job.args], job.module)
         except StepsDone:
             pass
         except SystemExit as error:
@@ -286,7 +297,8 @@ class Tracer:
                 raise
             if isinstance(error, torch.OutOfMemoryError) and isinstance(stage, LiveStage):
                 raise ExecuteFailed(f"rank {rank} does not fit into this GPU's memory: {error}") from None
-            failure = ScriptError(f"rank {rank}: {type(error).__name__}: {error}", rank, script_traceback(error))
+            shown = _explanation(stage.integrations, error) + script_traceback(error)
+            failure = ScriptError(f"rank {rank}: {type(error).__name__}: {error}", rank, shown)
             failure.__cause__ = error
         finally:
             capture.stop()

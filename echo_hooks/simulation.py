@@ -65,7 +65,7 @@ def simulate(
     mode = choose_mode(timing)
     job = Job(world_size, per_node, text, warmup_steps=warmup_steps, steps=steps, seed=seed, timing=mode.timing)
     fitted = load_calibration(Path(calibration)) if calibration is not None else None
-    slowdown = checked(overlap and os.fspath(overlap))
+    slowdown = checked(None if overlap is None else str(overlap))
     return Simulation(job, Path(out) if out is not None else None, fitted, slowdown, mode)
 
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
+WITHOUT = "ECHO_WITHOUT"
+"""Environment variable: distributions, separated by commas, that the cluster lacks and Echo must not stand in for."""
+
 
 @dataclass(frozen=True)
 class StandIn:
@@ -85,11 +88,13 @@ class StandIns:
         if ours is None:
             # A module that the stand-in lacks must not come from the real package.
             raise ModuleNotFoundError(f"No module named {name!r} (Echo stands in for {top})", name=name)
-        spec = ModuleSpec(name, _Loader(self, one, ours))
+        spec = ModuleSpec(name, _Loader(self, one, ours))  # type: ignore[arg-type]  # no Loader by inheritance
         spec.submodule_search_locations = [] if any(other.startswith(name + ".") for other in one.modules) else None
         return spec
 
     def _wanted(self, one: StandIn) -> bool:
+        if one.distribution in os.environ.get(WITHOUT, "").split(","):
+            return False
         if one.name in self.served or one.name in self.asked:
             return True
         if any(framework in sys.modules for framework in one.frameworks):
@@ -107,8 +112,9 @@ def _sentence(one: StandIn) -> str:
     found = one.installed()
     why = "cannot run on a pretended device" if found else "is not installed here"
     return (
-        f"{one.distribution} {why}: Echo stands in for version {found or one.version}, with the same modules and communication,"
-        " and operations recorded as the fused kernels they stand for"
+        f"{one.distribution} {why}: Echo stands in for version {found or one.version}, with the same modules and"
+        " communication, and operations recorded as the fused kernels they stand for"
+        f" ({WITHOUT}={one.distribution} simulates a cluster without it)"
     )
 
 

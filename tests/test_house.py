@@ -24,17 +24,17 @@ SOURCES = {
 # Rooms and single modules from left to right; those of one column do not import each other. "" stands for the public
 # face, echo_hooks/__init__.py.
 COLUMNS = (
-    ("errors", "patching", "runner", "host_tensors"),
+    ("errors", "patching", "runner", "host_tensors", "layouts"),
     ("late", "stand_ins"),
     ("integrations",),
     ("hardware",),
     ("graph",),
     ("world", "devices"),
     ("capture",),
-    ("timing", "network", "session"),
+    ("timing", "network", "session", "mode"),
     ("overlap",),
     ("profiling",),
-    ("compose",),
+    ("compose", "device_memory"),
     ("report",),
     ("analysis",),
     ("simulation",),
@@ -47,6 +47,7 @@ TORCH_FREE = (
     "patching",
     "runner",
     "late",
+    "layouts",
     "stand_ins",
     "integrations",
     "hardware",
@@ -56,6 +57,7 @@ TORCH_FREE = (
     "overlap",
     "compose",
     "report",
+    "device_memory",
     "analysis",
 )
 

@@ -4,7 +4,8 @@
     python bench/gpu/validate.py PLANS.jsonl --real NEW.jsonl        # predict, then run under torchrun on these GPUs
 
 MEASURED: one JSON line a run, as the workloads print it (workload, world_size, args, step_ms, ranks). Each line is
-simulated with the same arguments on one node of ``--cluster``, in every mode of ``--timing``, and compared. Lines whose
+simulated with the same arguments on one node of ``--cluster``, in every mode of ``--timing`` ("model:none" with
+--overlap none), and compared. Lines whose
 measured steps spread by more than 15 % of the median ((max - min) / median, of the worst rank) are shown, not counted.
 Nothing is fitted here.
 
@@ -37,7 +38,7 @@ from echo_hooks.devices.gpu_lock import WAVE
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measured", type=Path, help="runs, or plans of runs, one JSON line each")
-    parser.add_argument("--timing", default="execute", help="modes to stand side by side: execute,profile,model")
+    parser.add_argument("--timing", default="execute", help="modes side by side: execute,profile,model,model:none")
     parser.add_argument("--configs", help="lines to take, counted from 0: 0,3,5-8")
     parser.add_argument("--cluster", default="h200-sxm", help="accelerator preset of the one node")
     parser.add_argument("--jobs", type=int, default=1, help="simulations at once: all set up, then each measures alone")
@@ -60,28 +61,41 @@ def main() -> None:
                 return predict(runs[task[0]], task[1], options, setting)
 
             predictions.update(zip(wave, pool.map(one, wave)))
+    table = compared(runs, chosen, modes, predictions)
     if options.real:
+        if options.out:  # what was predicted is on disk before anything is measured
+            write(table, options)
         for i in chosen:
             runs[i] = run_for_real(runs[i], options.real, options.limit)
-    rows = []
-    for i in chosen:
-        row = {"config": i, **facts(runs[i])}
-        row["predicted"] = {mode: errors(predictions[i, mode], runs[i]) for mode in modes}
-        rows.append(row)
-        print(line_of(row, modes), flush=True)
-    summary = {mode: summarised(rows, mode) for mode in modes}
+            print(f"{i} measured: {runs[i].get('step_ms')} ms", flush=True)
+        table = compared(runs, chosen, modes, predictions)
+    for row in table["rows"]:
+        print(line_of(row, modes))
     for mode in modes:
-        print(mode, json.dumps(summary[mode]))
+        print(mode, json.dumps(table["summary"][mode]))
     print(f"{time.perf_counter() - began:.0f} s")
     if options.out:
-        made_by = {
-            "command": f"python bench/gpu/validate.py {options.measured.name} --timing {options.timing}",
-            "machine": platform.processor() or platform.machine(),
-            "versions": {"python": platform.python_version()}
-            | _versions("echo-hooks", "torch", "megatron-core", "deepspeed"),
-        }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps({**made_by, "summary": summary, "rows": rows}, indent=1) + "\n")
+        write(table, options)
+
+
+def compared(runs: list[dict], chosen: list[int], modes: list[str], predictions: dict) -> dict[str, Any]:
+    """Every chosen run beside its predictions, and the errors over those that count."""
+    rows = []
+    for i in chosen:
+        predicted = {mode: errors(predictions[i, mode], runs[i]) for mode in modes}
+        rows.append({"config": i, **facts(runs[i]), "predicted": predicted})
+    return {"summary": {mode: summarised(rows, mode) for mode in modes}, "rows": rows}
+
+
+def write(table: dict[str, Any], options: argparse.Namespace) -> None:
+    made_by = {
+        "command": f"python bench/gpu/validate.py {options.measured.name} --timing {options.timing}",
+        "machine": platform.processor() or platform.machine(),
+        "versions": {"python": platform.python_version()}
+        | _versions("echo-hooks", "torch", "megatron-core", "deepspeed"),
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps({**made_by, **table}, indent=1) + "\n")
 
 
 def _chosen(text: str | None, count: int) -> list[int]:
@@ -114,7 +128,7 @@ def predict(run: dict[str, Any], mode: str, options: argparse.Namespace, wave: s
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         command = simulation(run, options.cluster, mode, Path(scratch) / "run", options.trace_ranks)
-        environment = {**os.environ, WAVE: wave} if mode == "execute" and wave else dict(os.environ)
+        environment = {**os.environ, WAVE: wave} if mode.startswith("execute") and wave else dict(os.environ)
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, check=False, timeout=limit_s, env=environment

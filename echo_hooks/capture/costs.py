@@ -117,7 +117,7 @@ def _attributes(func, args, kwargs, inputs: list[torch.Tensor]):
     if "scaled_dot_product" in name:
         values = {a.name: v for a, v in zip(func._schema.arguments, args)} | kwargs
         yield "causal", bool(values.get("is_causal", False))
-    if "foreach" in name or "_fused_" in name and args and isinstance(args[0], (list, tuple)):
+    if "foreach" in name or ("_fused_" in name and args and isinstance(args[0], (list, tuple))):
         yield "tensors", len(args[0]) if args and isinstance(args[0], (list, tuple)) else len(inputs)
     if inputs and inputs[0].dtype is torch.float32 and func._overloadpacket in flop_registry:
         yield "tf32", torch.get_float32_matmul_precision() != "highest"

@@ -189,7 +189,9 @@ class CaptureMode(TorchDispatchMode):
         if func in special.FLOAT_FACTORIES and (device is None or device.type == "cpu"):
             dtype = kwargs.get("dtype") or torch.get_default_dtype()
             size = args[0] if args else ()
-            return dtype.is_floating_point and _elements(size) * dtype.itemsize > LARGE_CPU_BYTES
+            large = dtype.is_floating_point and _elements(size) * dtype.itemsize > LARGE_CPU_BYTES
+            # A worker of a data loader hands what it makes to another process, in shared memory.
+            return large and torch.utils.data.get_worker_info() is None
         return False
 
     def _with_device(self, kwargs):

@@ -79,8 +79,8 @@ class New:
 class Plan:
     """``outputs`` mirrors what the op returns (one spec, or a list or tuple of specs; None for no tensor).
 
-    ``written``: places of the tensors that the op writes. ``signature``: None when nothing runs. On a ``device`` of type
-    "cpu" the op is the host's work, on large tensors that are pretended there too.
+    ``written``: places of the tensors that the op writes. ``signature``: None when nothing runs. On a ``device`` of
+    type "cpu" the op is the host's work, on large tensors that are pretended there too.
     ``op``: its index in the op ``table`` of the rank that last used the plan. ``shadowed``: worth running on shadows.
     ``multiplies``: runs in cuBLAS.
     """

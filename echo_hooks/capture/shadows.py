@@ -9,9 +9,9 @@ from torch.utils._pytree import tree_map
 
 from echo_hooks.devices.pretended import SHADOW_MAX_ELEMENTS, Pretended
 
-INTEGERS_MAX_ELEMENTS = 1 << 18
+INTEGERS_MAX_ELEMENTS = 1 << 20
 """Integers and booleans (token ids, routing maps, counts, indices) keep their value up to this size: shapes and
-control flow depend on them."""
+control flow depend on them. A routing map of 4096 tokens by 256 experts has that many."""
 
 
 def known(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -21,7 +22,7 @@ def unsteady(
     """One sentence about the first step of ``steps`` ([begin, end) of records) that communicates otherwise than the
     one before; None when all are alike. ``first``: number of the first step."""
     calls = [_calls(program, ops, groups, begin, end) for begin, end in steps]
-    for number, (before, after) in enumerate(zip(calls, calls[1:]), first + 1):
+    for number, (before, after) in enumerate(itertools.pairwise(calls), first + 1):
         if before == after:
             continue
         lost, new = before - after, after - before

@@ -57,7 +57,7 @@ class Call:
 
     @property
     def agreement(self) -> tuple:
-        """What all members of a collective must have in common (the bytes of uneven all-to-alls and of objects may differ)."""
+        """What all members of a collective have in common; bytes of uneven all-to-alls and of objects may differ."""
         uneven = self.objects or bool(self.input_splits or self.output_splits)
         return (self.name, self.reduce, -1 if uneven else self.bytes, self.dtype, self.root)
 

@@ -13,6 +13,7 @@ from echo_hooks.devices.allocator import CachingAllocator
 from echo_hooks.devices.attention import AttentionKernels
 from echo_hooks.devices.compilation import compilation_patches
 from echo_hooks.devices.cuda import cuda_patches
+from echo_hooks.devices.fused import FusedKernels
 from echo_hooks.devices.memory import memory_patches
 from echo_hooks.devices.native import NativeDevice
 from echo_hooks.devices.random import random_patches
@@ -65,7 +66,7 @@ class PretendedCuda:
         self._state = DeviceState(recorder, accelerator, device_count, local_rank, allocator, nccl_version)
         self._native = NativeDevice(device_count)
         self._patches = PatchSet(device_patches(device_count))
-        self._kernels = (AttentionKernels(), RecurrentKernels())
+        self._kernels = (AttentionKernels(), FusedKernels(), RecurrentKernels())
         self._installed = False
 
     @property

@@ -44,7 +44,7 @@ COLLECTIVES = {
     "barrier": "barrier",
 }
 # Names of c10::ScalarType to torch's, with bytes per element.
-_DTYPES = {
+DTYPES = {
     "Float": ("float32", 4),
     "BFloat16": ("bfloat16", 2),
     "Half": ("float16", 2),
@@ -209,7 +209,7 @@ class _Importer(Assembler):
         text = str(args.get("dtype", ""))
         given = [args.get("In msg nelems"), args.get("Out msg nelems")]
         counts = [n for n in given if isinstance(n, int) and 0 <= n < 1 << 48]
-        if text not in _DTYPES or len(counts) < len(given):
+        if text not in DTYPES or len(counts) < len(given):
             raise UsageError(f"{self._path}: communication of {given} elements of type {text[:30]!r} is not known")
-        dtype, size = _DTYPES[text]
+        dtype, size = DTYPES[text]
         return {"bytes": max(counts) * size, "dtype": self._builder.string(dtype)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -101,7 +102,7 @@ class LiveRecorder(Recorder):
         for _ in range(rounds):
             self.moment("")
         made, self.spans[kept:] = self.spans[kept:], []
-        gaps = sorted(later.begin_ns - span.end_ns for span, later in zip(made, made[1:]))
+        gaps = sorted(later.begin_ns - span.end_ns for span, later in itertools.pairwise(made))
         return gaps[len(gaps) // 2] / 1e3
 
     def moment(self, tag: str, number: int = -1) -> None:

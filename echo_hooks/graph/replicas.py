@@ -7,8 +7,8 @@ import numpy as np
 from echo_hooks.graph.program import Kind
 from echo_hooks.graph.rundir import Run
 
-# Ranks of one "dp-cp" (Megatron) or "dp-sp" (Ulysses) group see different tokens, as the sequence is sharded; device meshes
-# name their dimensions by these customs (torchtitan, PyTorch's FSDP2 and HSDP tutorials).
+# Ranks of one "dp-cp" (Megatron) or "dp-sp" (Ulysses) group see different tokens, as the sequence is sharded; device
+# meshes name their dimensions by these customs (torchtitan, PyTorch's FSDP2 and HSDP tutorials).
 _WHOLE = ("dp-cp", "dp-sp", "dp", "data", "data_parallel", "fsdp", "dp_cp")
 _FACTORS = ("dp_replicate", "dp_shard", "replicate", "shard", "cp")
 _SAME_TOKENS = ("tp", "tensor", "mp", "pp", "pipeline")

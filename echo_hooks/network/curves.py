@@ -76,6 +76,16 @@ class Curve:
         return Point(duration, min(max(latency, 0.0), duration), algorithm, protocol, self._channels[i])
 
 
+Floor = bytes  # durations over ``SIZES``, as float64: equal ones are one key
+
+
+def highest(curves: list[Curve]) -> Floor | None:
+    """What is nowhere below any of ``curves``, None for none."""
+    if not curves:
+        return None
+    return np.maximum.reduce([curve.duration_us for curve in curves]).tobytes()
+
+
 def samples(planned: list[Planned], calibration: Calibration, nodes: int, collective: str) -> Samples:
     """What a plan over ``SIZES`` takes under ``calibration``."""
     latency, transfer = np.empty(len(SIZES)), np.empty(len(SIZES))
@@ -89,7 +99,7 @@ def samples(planned: list[Planned], calibration: Calibration, nodes: int, collec
 
 
 def monotone_curve(
-    sample: Callable[[Communicator, Reach], Samples], comm: Communicator, reach: Reach, floor: Curve | None = None
+    sample: Callable[[Communicator, Reach], Samples], comm: Communicator, reach: Reach, floor: Floor | None = None
 ) -> Curve:
     """The curve of ``sample(comm, reach)``, which NCCL's choice takes from ``comm`` and the duration from ``reach``;
     nowhere below ``floor``."""
@@ -101,7 +111,7 @@ def monotone_curve(
         bound = duration if bound is None else np.minimum(bound, duration)
         actual = actual or step
     assert actual is not None and bound is not None  # the ladder has at least the step it stands on
-    return Curve(actual, bound if floor is None else np.maximum(bound, floor.duration_us))
+    return Curve(actual, bound if floor is None else np.maximum(bound, np.frombuffer(floor)))
 
 
 def ladder(comm: Communicator, reach: Reach) -> Iterator[tuple[Communicator, Reach]]:

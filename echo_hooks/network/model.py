@@ -13,7 +13,7 @@ from echo_hooks.errors import UsageError
 from echo_hooks.hardware.cluster import Cluster
 from echo_hooks.network.calibration import Calibration, shipped_calibration
 from echo_hooks.network.cost import Cost, Resource
-from echo_hooks.network.curves import SIZES, Curve, Point, Samples, monotone_curve, samples
+from echo_hooks.network.curves import SIZES, Curve, Floor, Point, Samples, highest, monotone_curve, samples
 from echo_hooks.network.durations import WIRE, Reach
 from echo_hooks.network.hccl import (
     A3_SUPERPOD_NODES,
@@ -22,7 +22,8 @@ from echo_hooks.network.hccl import (
     plan_hccl_send,
     read_hccl_environment,
 )
-from echo_hooks.network.nccl_environment import read_environment
+from echo_hooks.network.memory import HCCL_BUFFER_BYTES, nccl_bytes
+from echo_hooks.network.nccl_environment import FUNCTIONS, read_environment
 from echo_hooks.network.nccl_graph import Communicator
 from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, kernel_only, parse_version, tables
 from echo_hooks.network.nccl_tuning_log import TuningTable
@@ -167,6 +168,30 @@ class CommunicationModel:
             return self._plan_exchange(comm, reach, sizes, max(self._fullest_us(self._even(name, placement, root))))
         return self._plan_collective(name, comm, reach, dtype, sizes)
 
+    def device_memory(
+        self, ranks: tuple[int, ...], calls: Mapping[tuple[str, str], np.ndarray], pairs: set[tuple[int, int]]
+    ) -> int:
+        """Bytes of the device that the communicator of ``ranks`` takes from one of them. ``calls``: (name, dtype) of
+        its collectives -> sizes; ``pairs``: (rank, peer) of its sends and receives. See ``memory``."""
+        if self._hccl is not None:
+            return 2 * HCCL_BUFFER_BYTES if len(ranks) > 1 else 0
+        exchanged = [name for name, _ in calls if name in ("all_to_all", "gather", "scatter")]
+        algorithms = {
+            planned.algorithm.lower()
+            for (name, dtype), sizes in calls.items()
+            if name not in exchanged and len(ranks) > 1
+            for planned in self.plan(name if name in FUNCTIONS else "all_reduce", ranks, sizes, dtype)
+        }
+        node = self.cluster.accelerators_per_node
+        near = {peer for rank, peer in pairs if peer // node == rank // node and peer != rank}
+        far = {peer for rank, peer in pairs if peer // node != rank // node}
+        if exchanged:
+            own = next(iter(pairs), (ranks[0], 0))[0]
+            near |= {rank for rank in ranks if rank // node == own // node and rank != own}
+            far |= {rank for rank in ranks if rank // node != own // node}
+        comm, rules = self.communicator(ranks), self._rules
+        return nccl_bytes(comm, rules.selection, self._environment, algorithms, len(near), len(far))
+
     # ---- collectives ----
 
     def _collective(
@@ -193,13 +218,13 @@ class CommunicationModel:
         return self._cost(point, self._collective_traffic(function, point.algorithm, placement), bytes)
 
     def _collective_curve(self, function: str, placement: Placement, kind: str, count: int) -> Curve:
-        def curve(placement: Placement, floor: Curve | None) -> Curve:
+        def curve(placement: Placement, floor: Floor | None) -> Curve:
             comm, reach = self._communicator(placement)
 
             def plan(comm: Communicator, reach: Reach) -> list[Planned]:
                 return self._plan_collective(function, comm, reach, kind, SIZES, count)
 
-            return self._curve((function, comm, reach, kind, count, id(floor)), plan, comm, reach, floor)
+            return self._curve((function, comm, reach, kind, count, floor), plan, comm, reach, floor)
 
         return self._over_nodes((function, kind, count), placement, curve)
 
@@ -288,7 +313,7 @@ class CommunicationModel:
         return self._cost(point, loads, 1)
 
     def _exchange_curve(self, name: str, placement: Placement, root: int) -> Curve:
-        def curve(placement: Placement, floor: Curve | None) -> Curve:
+        def curve(placement: Placement, floor: Floor | None) -> Curve:
             comm, reach = self._communicator(placement)
             at = root if root in placement.ranks else -1
             fullest = self._fullest_us(self._even(name, placement, at))
@@ -299,22 +324,32 @@ class CommunicationModel:
                     outside *= reach.node / step_reach.node
                 return self._plan_exchange(step_comm, step_reach, SIZES, max(inside, outside))
 
-            return self._curve((name, comm, reach, fullest, id(floor)), plan, comm, reach, floor)
+            return self._curve((name, comm, reach, fullest, floor), plan, comm, reach, floor)
 
         return self._over_nodes((name, root), placement, curve)
 
     def _over_nodes(
-        self, what: tuple, placement: Placement, curve: Callable[[Placement, Curve | None], Curve]
+        self, what: tuple, placement: Placement, curve: Callable[[Placement, Floor | None], Curve]
     ) -> Curve:
         """``curve`` of a placement, at least that of the same group on fewer of its nodes (1, 2, 3, 4, and powers of
-        two). NCCL's choices may get better with more nodes; a plan must not win by that."""
+        two), and of as many ranks on half the nodes. NCCL's choices may get better with more nodes; a plan must not
+        win by that."""
         key = (*what, placement.ranks)
         found = self._group_curves.get(key)
         if found is None:
-            smaller = self._on_fewer_nodes(placement)
-            floor = self._over_nodes(what, smaller, curve) if smaller else None
+            below = [p for p in (self._on_fewer_nodes(placement), self._on_half_the_nodes(placement)) if p]
+            floor = highest([self._over_nodes(what, p, curve) for p in below])
             found = self._group_curves[key] = curve(placement, floor)
         return found
+
+    def _on_half_the_nodes(self, placement: Placement) -> Placement | None:
+        """As many ranks, twice as many to a node; None where they do not fit, or fill the nodes unequally."""
+        count, full = len(placement.nodes), self.cluster.accelerators_per_node
+        per_node = 2 * placement.per_node
+        if count % 2 or per_node > full or len(placement.ranks) != count * placement.per_node:
+            return None
+        nodes = placement.nodes[: count // 2]
+        return self._place(tuple(node * full + i for node in nodes for i in range(per_node)))
 
     def _on_fewer_nodes(self, placement: Placement) -> Placement | None:
         if len(placement.nodes) < 2:
@@ -407,7 +442,7 @@ class CommunicationModel:
         plan: Callable[[Communicator, Reach], list[Planned]],
         comm: Communicator,
         reach: Reach,
-        floor: Curve | None = None,
+        floor: Floor | None = None,
     ) -> Curve:
         curve = self._curves.get(key)
         if curve is None:

@@ -30,15 +30,15 @@ _KNOWN_AS = {"send": "exchange", "recv": "exchange", "gather": "all_gather", "sc
 
 NAMES = (
     *(f"is_{name}" for name in _CLASSES),
-    "ln_run_us", "ln_bytes", "ln_flops", "bytes_share", "written_share", "flops_share", "footprint_over_l2", "ln_blocks", "waves",
-    "waves_left", "wave_factor", "persistent",
+    "ln_run_us", "ln_bytes", "ln_flops", "bytes_share", "written_share", "flops_share", "footprint_over_l2",
+    "ln_blocks", "waves", "waves_left", "wave_factor", "persistent",
     "launch_blocks", "launch_threads", "launch_registers", "launch_shared_bytes", "launch_kernels", "launch_waves",
     "launch_wave_factor", "launch_per_sm",
     *(f"call_{name}" for name in _CALLS),
     "call_ln_us", "call_ln_bytes", "call_channels", "call_sm_share", "call_bus_share", "call_bytes_share",
     "call_ranks", "call_ranks_per_node", "call_low_latency", "call_tree",
-    "ln_call_over_kernel", "ln_call_over_wave", "fills", "kernels_per_call", "memory_wanted", "ln_formula_kernel", "ln_formula_waiting",
-    "ln_formula_call",
+    "ln_call_over_kernel", "ln_call_over_wave", "fills", "kernels_per_call", "memory_wanted",
+    "ln_formula_kernel", "ln_formula_waiting", "ln_formula_call",
     "device_multiprocessors", "device_bytes_per_us", "device_flops_per_byte",
 )  # fmt: skip
 
@@ -65,15 +65,16 @@ def _row(kernel: Kernel, call: Call, a: Accelerator, d) -> list[float]:
     peak_flops = a.peak_flops.get("bfloat16", a.peak_flops["float32"])
     return [
         *(float(d.group == c) for c in _CLASSES),
-        _ln(kernel.run_us), _ln(d.bytes), _ln(d.flops), d.bytes_share, d.written_share, d.flops_share, d.bytes / a.l2_bytes,
-        _ln(d.blocks), min(waves, 1e4), min(left, 1e4), wave_factor(d.blocks, d.per_sm, sms, taken),
-        float(d.persistent),
+        _ln(kernel.run_us), _ln(d.bytes), _ln(d.flops), d.bytes_share, d.written_share, d.flops_share,
+        d.bytes / a.l2_bytes, _ln(d.blocks), min(waves, 1e4), min(left, 1e4),
+        wave_factor(d.blocks, d.per_sm, sms, taken), float(d.persistent),
         *_launch(kernel.launch, sms, taken),
         *(float(name == c) for c in _CALLS),
         _ln(call.run_us), _ln(call.bytes), float(taken), taken / sms, bus_share(call, a), h,
         float(call.ranks), float(call.ranks_per_node), float(call.protocol.lower() in ("ll", "ll128")),
         float("tree" in call.algorithm.lower()),
-        _ln(call.run_us) - _ln(kernel.run_us), _ln(call.run_us) - _ln(wave_us), float(waves >= 1.0), min(call.run_us / max(kernel.run_us, 1.0), 1e3),
+        _ln(call.run_us) - _ln(kernel.run_us), _ln(call.run_us) - _ln(wave_us), float(waves >= 1.0),
+        min(call.run_us / max(kernel.run_us, 1.0), 1e3),
         d.bytes_share + h,
         _ln(moving), _ln(waiting), _ln(beside),
         float(sms), a.memory_bandwidth_bytes_per_s / 1e6, peak_flops / a.memory_bandwidth_bytes_per_s,

@@ -14,7 +14,7 @@ from echo_hooks.overlap.model import TARGETS, OverlapModel, load, loads
 from echo_hooks.overlap.pair import Call, Kernel
 from echo_hooks.overlap.work import demand
 
-NONE = "none"
+NONE, FORMULA = "none", "formula"
 
 
 class Slowdowns:
@@ -51,13 +51,15 @@ class Slowdowns:
 
 
 def choose(spec: str | None, accelerator: Accelerator) -> Slowdowns | None:
-    """The model that ``--overlap`` names: None for "none", a file's, or (left out) the one that comes with Echo for
-    this accelerator, else the formula.
+    """The model that ``--overlap`` names: None for "none", the formula for "formula", a file's, or (left out) the one
+    that comes with Echo for this accelerator, else the formula.
 
     Raises UsageError for a file that cannot be read, with the reason.
     """
     if spec == NONE:
         return None
+    if spec == FORMULA:
+        return Slowdowns(accelerator)
     if spec is not None:
         return Slowdowns(accelerator, load(Path(spec)), Path(spec).name)
     shipped = files("echo_hooks.overlap.models") / f"{accelerator.name}.ubj"
@@ -68,7 +70,7 @@ def choose(spec: str | None, accelerator: Accelerator) -> Slowdowns | None:
 
 def checked(spec: str | None) -> str | None:
     """What ``choose`` takes, after a file was read once, so that a bad one is refused before anything is traced."""
-    if spec is None or spec == NONE:
+    if spec in (None, NONE, FORMULA):
         return spec
     load(Path(spec))
     return str(Path(spec).resolve())

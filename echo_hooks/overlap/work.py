@@ -33,9 +33,9 @@ _MATRIX = ("gemm", "attention_forward", "attention_backward")
 
 @dataclass(frozen=True)
 class Demand:
-    """Of a kernel. ``blocks``: independent pieces of work; ``per_sm``: of them on one SM at once. ``persistent``: one
-    block per SM walks over the tiles. ``bytes_share`` (``written_share`` of it), ``flops_share``: of the device's peaks while it runs alone (may
-    exceed 1 where operands stay in the cache). ``group``: class of the op."""
+    """Of a kernel. ``group``: class of the op. ``blocks``: independent pieces of work; ``per_sm``: of them on one SM at
+    once. ``persistent``: one block per SM walks over the tiles. ``bytes_share``, ``written_share`` of it, and
+    ``flops_share``: of the device's peaks while it runs alone (may exceed 1 where operands stay in the cache)."""
 
     group: str
     blocks: float

@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 
 import torch
-import torch.distributed.fsdp._fully_shard._fsdp_collectives  # noqa: F401  (defines torch.ops.fsdp)
+import torch.distributed.fsdp._fully_shard._fsdp_collectives
 import torch.nn.functional as F
 
 HIDDEN = (512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 8192, 12288)
@@ -224,13 +224,14 @@ def optimizers(draw: random.Random, count: int = 24) -> None:
             values = [tensor(sum(v.numel() for v in values))]
             values = [values[0].float()]
         made = [torch.nn.Parameter(v) for v in values]
-        for parameter in made:
-            parameter.grad = torch.empty_like(parameter)
+        gradients = [torch.empty_like(parameter) for parameter in made]
+        for parameter, gradient in zip(made, gradients):
+            parameter.grad = gradient
         torch.nn.utils.clip_grad_norm_(made, 1.0)
         torch.optim.AdamW(made, lr=1e-4, fused=i % 2 == 0, foreach=i % 2 == 1).step()
         halves = [tensor(*v.shape) for v in made]
         torch._foreach_copy_(halves, [p.detach() for p in made])
-        torch._foreach_zero_([p.grad for p in made])
+        torch._foreach_zero_(gradients)
 
 
 def movements(draw: random.Random, count: int = 48) -> None:

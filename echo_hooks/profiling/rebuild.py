@@ -1,4 +1,4 @@
-"""A call of an op made again from its signature: operands of the same shapes, dtypes and strides, with random contents."""
+"""A call of an op made again from its signature: operands of its shapes, dtypes and strides with random contents."""
 
 from __future__ import annotations
 

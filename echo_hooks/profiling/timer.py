@@ -1,4 +1,4 @@
-"""Kernel times of calls on a CUDA device, by the profiler: launches, gaps before the first kernel and the host left out.
+"""Kernel times of calls on a CUDA device, by the profiler; launches and the host are left out.
 
 Every measured call stands between kernels of a second stream, so that its own kernels are told by their stream and
 place, whatever it launches:
@@ -131,9 +131,9 @@ class KinetoTimer:
     def _profiled(self, issue: Callable[[], None]) -> list[DeviceEvent]:
         profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
         profiler.start()
-        inner = profiler.profiler
+        inner: Any = profiler.profiler
         # Only the raw events are wanted; building torch's own list of them takes longer than the measurement.
-        inner._parse_kineto_results = lambda _results: []
+        inner._parse_kineto_results = _no_events
         try:
             issue()
             torch.cuda.synchronize(self.device)
@@ -146,6 +146,10 @@ class KinetoTimer:
             if e.device_type() == kind and e.duration_ns() > 0
         ]
         return sorted(events, key=lambda e: e.start_ns)
+
+
+def _no_events(_results: Any) -> list[Any]:
+    return []
 
 
 @dataclass(frozen=True)

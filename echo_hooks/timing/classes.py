@@ -9,7 +9,6 @@ from math import prod
 
 from echo_hooks.graph.ops import OpSignature, TensorMeta, itemsize
 
-
 PRODUCTS = ("gemm", "attention_forward", "attention_backward")
 """The classes made of matrix products."""
 

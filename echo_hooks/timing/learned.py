@@ -118,14 +118,21 @@ def load_model(trees: Path | Traversable, schema: Path | Traversable) -> Learned
             raise UsageError(f"{schema}: learned for other features than this Echo has; train it anew")
         # Damaged bytes end the process inside XGBoost: they must not get that far.
         if sha256(raw).hexdigest() != said["sha256"]:
-            raise UsageError(f"{trees}: not the trees that {schema.name} was written with; it is damaged or another model")
+            raise UsageError(
+                f"{trees}: not the trees that {schema.name} was written with; it is damaged or another model"
+            )
         booster = xgboost.Booster({"nthread": 1})
         booster.load_model(bytearray(raw))
         if booster.num_features() != len(NAMES):
             raise ValueError("other features than its schema says")
         ops = {str(name): int(number) for name, number in said["ops"].items()}
         return LearnedModel(
-            booster, str(said["accelerator"]), str(said["vendor"]), ops, frozenset(map(str, said["classes"])), said["about"]
+            booster,
+            str(said["accelerator"]),
+            str(said["vendor"]),
+            ops,
+            frozenset(map(str, said["classes"])),
+            said["about"],
         )
     except (xgboost.core.XGBoostError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UsageError(f"{trees}: no learned model ({str(error).splitlines()[0][:120]})") from None

@@ -24,8 +24,8 @@ TIMINGS = ("auto", "execute", "profile", "model")
 
 @dataclass(frozen=True)
 class Price:
-    """``duration_us``: on a rested device. ``loaded_us``: on one kept busy with matrix products, whose power limit slows
-    its clock; of products alone. ``source``: what the evidence rests on."""
+    """``duration_us``: on a rested device. ``loaded_us``: of products, on one kept busy with them, whose power limit
+    slows its clock. ``source``: what the evidence rests on."""
 
     duration_us: float
     evidence: Evidence
@@ -63,6 +63,7 @@ class Pricing:
         self.accelerator = accelerator
         self.model = model
         self.versions: Counter[tuple[str, str, str]] = Counter()
+        self.notes: list[str] = []
         self._tables = [_by_key(database, accelerator.product) for database in databases]
         self._prices: dict[OpSignature, Price] = {}
 
@@ -148,7 +149,14 @@ def load_pricing(accelerator: Accelerator, timing: str = "auto", profiles: Seque
     if timing not in TIMINGS:
         raise UsageError(f"timing {timing!r}: known are {', '.join(TIMINGS)}")
     databases = [] if timing == "model" else [*map(read_database, profiles), *_shipped(accelerator)]
-    return Pricing(accelerator, databases, shipped_model(accelerator))
+    try:
+        return Pricing(accelerator, databases, shipped_model(accelerator))
+    except ModuleNotFoundError as error:
+        pricing = Pricing(accelerator, databases)
+        pricing.notes.append(
+            f"no learned model, as {error.name} is not installed: what databases lack is by the roofline"
+        )
+        return pricing
 
 
 def _shipped(accelerator: Accelerator) -> list[Database]:

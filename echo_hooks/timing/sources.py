@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -12,16 +12,18 @@ from echo_hooks.graph.rundir import RankTrace
 from echo_hooks.timing.pricing import Pricing
 
 
-def notes(traces: Sequence[RankTrace], pricing: Pricing, versions: Mapping[str, str]) -> list[str]:
-    """Sentences for the report; ``versions``: the run's own, by package."""
+def notes(traces: Sequence[RankTrace], pricing: Pricing | None, versions: Mapping[str, str]) -> list[str]:
+    """Sentences for the report; ``pricing``: None where all was executed. ``versions``: the run's own, by package."""
+    if pricing is None:
+        return []
     spent = _time_by(traces, lambda trace, op: _source(trace, op, pricing))
     total = sum(spent.values())
     if not total:
         return []
-    parts = ", ".join(f"{share / total:.1%} {source}" for source, share in spent.most_common())
-    said = [f"time in kernels: {parts}"]
+    parts = ", ".join(f"{time / total:.1%} {source}" for source, time in spent.items())
+    said = [f"time in kernels: {parts}", *pricing.notes]
     errors = pricing.model.errors if pricing.model is not None else {}
-    if (learned := spent["modelled (learned model)"]) and errors:
+    if (learned := spent.get("modelled (learned model)", 0.0)) and errors:
         typical = float(np.median(list(errors.values())))
         model = pricing.model.accelerator if pricing.model is not None else ""
         elsewhere = "" if model == pricing.accelerator.name else f", transferred from {model} by the peaks of both"
@@ -41,7 +43,7 @@ def shares_of_guesses(traces: Sequence[RankTrace]) -> dict[str, float]:
     """Names of the operations that no model knows, with their share of the time in kernels, largest first."""
     spent = _time_by(traces, lambda trace, op: trace.ops[op].name, Evidence.ASSUMED)
     total = sum(_time_by(traces, lambda trace, op: "all").values())
-    return {name: time / total for name, time in spent.most_common()} if total else {}
+    return {name: time / total for name, time in spent.items()} if total else {}
 
 
 def _source(trace: RankTrace, op: int, pricing: Pricing) -> str:
@@ -49,15 +51,17 @@ def _source(trace: RankTrace, op: int, pricing: Pricing) -> str:
     return f"{price.evidence.name.lower()} ({price.source})"
 
 
-def _time_by(traces: Sequence[RankTrace], name, evidence: Evidence | None = None) -> Counter[str]:
-    spent: Counter[str] = Counter()
+def _time_by(
+    traces: Sequence[RankTrace], name: Callable[[RankTrace, int], str], evidence: Evidence | None = None
+) -> dict[str, float]:
+    """Microseconds in kernels (of that evidence) by name, largest first."""
+    spent: dict[str, float] = defaultdict(float)
     for trace in traces:
         program = trace.program
         chosen = (program.kind == Kind.COMPUTE) | (program.kind == Kind.COPY)
         if evidence is not None:
             chosen &= program.evidence == evidence
-        ops = program.op[chosen]
-        times = np.bincount(ops, np.nan_to_num(program.duration_us[chosen]), minlength=len(trace.ops))
+        times = np.bincount(program.op[chosen], np.nan_to_num(program.duration_us[chosen]), minlength=len(trace.ops))
         for op in np.flatnonzero(times).tolist():
             spent[name(trace, op)] += float(times[op])
-    return spent
+    return dict(sorted(spent.items(), key=lambda item: (-item[1], item[0])))

@@ -104,7 +104,9 @@ def train(rows: Sequence[Measurement], accelerator: Accelerator, seed: int = 0) 
     names = sorted({base_name(row.signature.name).rstrip("_") for row in rows})
     ops = {name: number for number, name in enumerate(names)}
     table = np.array([features(r.signature, accelerator, ops, r.condition == "loaded") for r in rows], np.float32)
-    target = np.array([log(_measured_us(r, accelerator) / estimate(r.signature, accelerator).duration_us) for r in rows])
+    target = np.array(
+        [log(_measured_us(r, accelerator) / estimate(r.signature, accelerator).duration_us) for r in rows]
+    )
     data = xgboost.DMatrix(table, label=target, feature_names=list(NAMES), nthread=1)
     booster = xgboost.train({**PARAMETERS, "seed": seed}, data, num_boost_round=ROUNDS)
     classes = frozenset(c for r in rows if (c := feature_class(r.signature)) is not None)
@@ -125,7 +127,9 @@ def hold_out(rows: Sequence[Measurement], accelerator: Accelerator, seeds: Seque
                 name, measured_us = feature_class(row.signature) or "", _measured_us(row, accelerator)
                 roofline_us = estimate(row.signature, accelerator).duration_us
                 learned_us = predicted.get(row.signature, roofline_us)
-                errors[name].append((abs(roofline_us / measured_us - 1), abs(learned_us / measured_us - 1), measured_us))
+                errors[name].append(
+                    (abs(roofline_us / measured_us - 1), abs(learned_us / measured_us - 1), measured_us)
+                )
                 shapes[name].add(shape_of(row.signature))
     found = []
     for name, values in sorted(errors.items()):

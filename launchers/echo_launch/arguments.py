@@ -14,6 +14,8 @@ from typing import NoReturn
 from echo_hooks.errors import UsageError
 from echo_hooks.network.calibration import Calibration, load_calibration
 from echo_hooks.overlap.slowdowns import checked
+from echo_launch import world
+from echo_launch.hostfile import choose_hosts
 from echo_launch.timing import PROFILES_HELP, TIMING_HELP, parse_profiles
 from echo_launch.torchrun import RealRun
 from echo_launch.variations import (
@@ -29,7 +31,7 @@ from echo_launch.variations import (
     parse_moe_skew,
     parse_slow,
 )
-from echo_launch.world import MAX_DIGITS, World, resolve_world
+from echo_launch.world import MAX_DIGITS, World
 
 _TORCHRUN = "torchrun options"
 _OWN = "simulation options (with --simulate)"
@@ -39,7 +41,8 @@ _RECORD = "options of the record (without --simulate)"
 @dataclass(frozen=True)
 class Launch:
     """A checked command line. ``trace_ranks``: None for Echo's choice. ``jobs``: ranks traced at once. ``jitter``:
-    sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank. ``timing``,
+    sigma of the noise of single kernels. ``slow_ranks``: factor on the kernel times by rank. ``local_rank_argument``:
+    the script gets --local_rank=N before its own arguments, as DeepSpeed's launcher gives it. ``timing``,
     ``profiles``: where the time of an operation is from. ``calibration``: of the network, None for the one that comes
     with the accelerator. ``overlap``: a slowdown model's file, "none", or None for Echo's choice. ``moe_skew``: load of
     experts, by default balanced. ``host_speed``: of the target's processor, relative to this machine's."""
@@ -56,6 +59,7 @@ class Launch:
     seed: int
     json: bool
     quiet: bool
+    local_rank_argument: bool = False
     jitter: float = 0.0
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
     timing: str = "auto"
@@ -95,21 +99,30 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
     if script is None:
         raise UsageError("no script given: echo-launch --simulate [options] train.py [arguments of the script]")
     _check_script(script, options.module)
-    world = resolve_world(
+    hosts = choose_hosts(
+        options.hostfile,
+        options.include,
+        options.exclude,
+        _whole("--num_nodes", options.num_nodes, 1),
+        _whole("--num_gpus", options.num_gpus, 1),
+        len(world.local_accelerators()),
+    )
+    resolved = world.resolve_world(
         world_size=_whole("--world-size", options.world_size, 1),
         nnodes=options.nnodes,
         nproc_per_node=options.nproc_per_node,
         cluster=options.cluster,
         environment=environment,
+        hosts=hosts,
     )
     jobs = _whole("--jobs", options.jobs, 1)
     return Launch(
-        world=world,
+        world=resolved,
         script=script,
         args=tuple(script_args),
         module=options.module,
         out=Path(options.out) if options.out is not None else None,
-        trace_ranks=parse_ranks(options.trace_ranks, world.world_size),
+        trace_ranks=parse_ranks(options.trace_ranks, resolved.world_size),
         # Host times are measured while the rank runs, so each rank wants a core of its own.
         jobs=jobs if jobs is not None else min(2, os.cpu_count() or 1),
         warmup_steps=_whole("--warmup-steps", options.warmup_steps, 0) or 0,
@@ -118,10 +131,11 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
         json=options.json,
         quiet=options.quiet,
         jitter=parse_jitter(options.jitter),
+        local_rank_argument=hosts is not None and not options.no_local_rank,
         timing=options.timing,
         host_speed=parse_host_speed(options.host_speed),
         profiles=parse_profiles(options.timing, options.profiles),
-        slow_ranks=parse_slow(options.slow_node, options.slow_rank, world.world_size, world.nproc_per_node),
+        slow_ranks=parse_slow(options.slow_node, options.slow_rank, resolved.world_size, resolved.nproc_per_node),
         calibration=load_calibration(options.calibration) if options.calibration is not None else None,
         moe_skew=parse_moe_skew(options.moe_skew),
         overlap=checked(options.overlap),
@@ -202,16 +216,26 @@ def _parser() -> _Parser:
     _add(own, "--timing", default="auto", choices=("auto", "execute", "profile", "model"), help=TIMING_HELP)
     _add(own, "--profiles", action="append", metavar="FILE", help=PROFILES_HELP)
     _add(own, "--calibration", help="constants of the network, from echo-sim calibrate")
-    _add(own, "--overlap", metavar="FILE|none", help=OVERLAP_HELP)
+    _add(own, "--overlap", metavar="FILE|formula|none", help=OVERLAP_HELP)
     _add(own, "--warmup-steps", default="1", help="optimizer steps before the measured ones (default: 1)")
     _add(own, "--steps", default="1", help="measured optimizer steps (default: 1)")
     _add(own, "--seed", default="0", help="of every random generator (default: 0)")
     _add(own, "--jitter", metavar="SIGMA", help=JITTER_HELP)
     _add(own, "--slow-node", action="append", metavar="NODE=FACTOR", help=SLOW_NODE_HELP)
     _add(own, "--slow-rank", action="append", metavar="RANK=FACTOR", help=SLOW_RANK_HELP)
+    _add(own, "-H", "--hostfile", help="lines HOST slots=COUNT, as DeepSpeed's launcher reads them")
+    _add(own, "-i", "--include", metavar="HOSTS", help="of the host file: HOST@HOST:SLOT,SLOT; all slots where none")
+    _add(own, "-e", "--exclude", metavar="HOSTS", help="the others of the host file")
+    _add(own, "--num-nodes", help="the host file's first nodes")
+    _add(own, "--num-gpus", "--num-accelerators", help="first devices of each node; without a host file of one node")
+    for name in ("--no-local-rank", "--no-ssh", "--no-ssh-check", "--force-multi", "--save-pid",
+                 "--bind-cores-to-rank"):  # fmt: skip
+        _add(own, name, action="store_true", help=argparse.SUPPRESS)
+    for name in ("--launcher", "--launcher-args", "--autotuning", "--enable-each-rank-log", "--bind-core-list",
+                 "--ssh-port", "--venv-script", "--log-level"):  # fmt: skip
+        _add(own, name, help=argparse.SUPPRESS)
     _add(own, "--host-speed", metavar="FACTOR", help=HOST_SPEED_HELP)
     _add(own, "--moe-skew", metavar="SKEW", help=MOE_SKEW_HELP)
-    _add(own, "--hostfile", help="hosts and slots, as DeepSpeed writes them")
     _add(own, "--json", action="store_true", help="print report.json; the script's own output goes to stderr")
     _add(own, "--quiet", action="store_true", help="no progress, and the script's output only into logs")
     record = parser.add_argument_group(_RECORD, "a real run leaves step times and peak memory for echo-sim compare")
@@ -291,7 +315,7 @@ def _given(options: argparse.Namespace, action: argparse.Action) -> bool:
 
 # ---- checks ----
 
-_UNBUILT = {"hostfile": ""}
+_UNBUILT = {"autotuning": ""}
 
 
 def _refuse_unbuilt(options: argparse.Namespace) -> None:

@@ -126,6 +126,7 @@ def _trace_as(
         "script": launch.script,
         "args": launch.args,
         "module": launch.module,
+        "local_rank_argument": launch.local_rank_argument,
         "warmup_steps": launch.warmup_steps,
         "steps": launch.steps,
         "seed": launch.seed,
@@ -254,8 +255,8 @@ def _range_of_experts(launch: Launch, balanced: Mapping[str, Any]) -> str:
     step, size = balanced["step_time_ms"], balanced["peak_reserved_bytes"]
     time = "takes no step" if step is None else f"takes {step:.4g} ms a step"
     return (
-        f"load of experts: this is --moe-skew {launch.moe_skew.text}; balanced, the job {time} on {launch.world.cluster}"
-        f" and its fullest rank reserves {size / 2**30:.2f} GiB"
+        f"load of experts: this is --moe-skew {launch.moe_skew.text}; balanced, the job {time} on"
+        f" {launch.world.cluster} and its fullest rank reserves {size / 2**30:.2f} GiB"
     )
 
 

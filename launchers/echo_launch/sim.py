@@ -91,7 +91,7 @@ def _add_run_commands(commands) -> None:
     compose.add_argument("--calibration", metavar="FILE", help="of the network, from echo-sim calibrate")
     compose.add_argument("--timing", default="auto", choices=("auto", "profile", "model"), help=TIMING_HELP)
     compose.add_argument("--profiles", action="append", type=Path, metavar="FILE", help=PROFILES_HELP)
-    compose.add_argument("--overlap", metavar="FILE|none", help=OVERLAP_HELP)
+    compose.add_argument("--overlap", metavar="FILE|formula|none", help=OVERLAP_HELP)
     compose.add_argument("--unfolded", action="store_true", help="simulate every rank by itself (slow, same times)")
     compose.add_argument("--jitter", metavar="SIGMA", help=JITTER_HELP)
     compose.add_argument("--host-speed", metavar="FACTOR", help=HOST_SPEED_HELP)

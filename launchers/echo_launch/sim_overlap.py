@@ -19,7 +19,9 @@ from echo_hooks.hardware.units import parse_quantity
 from echo_hooks.network.model import CommunicationModel
 from echo_hooks.overlap import training
 from echo_hooks.overlap.model import TARGETS, load, save
-from echo_hooks.overlap.samples import Sample, read_samples
+from echo_hooks.overlap.ncu import read_ncu
+from echo_hooks.overlap.samples import Sample, read_samples, write_samples
+from echo_hooks.overlap.traces import LEAST_RUNS, pairs_in
 from echo_hooks.report.quantities import percent_text
 from echo_hooks.report.text import heading, line, row, show, table
 
@@ -28,6 +30,8 @@ _OF = {"kernel": "kernels beside a call", "waiting": "kernels beside a call that
 
 def collect(arguments: argparse.Namespace) -> int:
     """`echo-sim overlap collect`."""
+    if arguments.trace:
+        return _collect_from_traces(arguments)
     try:
         from echo_hooks.overlap.collection import collect as collection
     except ImportError as error:
@@ -52,6 +56,48 @@ def collect(arguments: argparse.Namespace) -> int:
         collection.emulate(plan, _traffics(arguments, calls, sizes))
     else:
         collection.collect(plan)
+    return 0
+
+
+def _collect_from_traces(arguments: argparse.Namespace) -> int:
+    samples: list[Sample] = []
+    partly = without = 0
+    for path in arguments.trace:
+        found = pairs_in(path, arguments.accelerator, ranks_per_node=arguments.gpus)
+        samples += found.samples
+        partly += found.runs_partly_covered
+        without += found.kernels_alone_only
+    if not samples:
+        raise UsageError(
+            f"no kernel in these traces ran at least {LEAST_RUNS} times alone and as often wholly beside one call"
+            f" ({partly} runs lay beside one in part, {without} kernels were never wholly covered often enough)"
+        )
+    about = {"traces": [path.name for path in arguments.trace], "runs_partly_covered": partly}
+    write_samples(arguments.output, samples, about)
+    print(
+        f"{len(samples)} samples ({partly} runs only in part beside a call dropped, {without} kernels without enough"
+        f" of both): {arguments.output}"
+    )
+    return 0
+
+
+def metrics(arguments: argparse.Namespace) -> int:
+    """`echo-sim overlap metrics`."""
+    kernels = read_ncu(arguments.file, decimal=arguments.decimal or "")
+    if arguments.json:
+        plain = [asdict(k) | {"duration_us": k.duration_us if math.isfinite(k.duration_us) else None} for k in kernels]
+        print(json.dumps(plain, indent=1))
+        return 0
+    console = Console()
+    rows = table("kernel", "us", "blocks", "threads", "registers", "shared bytes", "metrics", left=1)
+    for k in kernels:
+        us = f"{k.duration_us:.2f}" if math.isfinite(k.duration_us) else "-"
+        launch = k.launch
+        counts = (launch.blocks, launch.threads, launch.registers, launch.shared_bytes, len(k.metrics))
+        row(rows, k.name[:60], us, *(str(n) for n in counts))
+    show(console, rows)
+    if kernels:
+        line(console, f"times: {kernels[0].conditions}; not those of a running job")
     return 0
 
 
@@ -172,6 +218,13 @@ def add_commands(commands, command) -> None:
     taken.add_argument("--accelerator", required=True, metavar="NAME", help="what the GPUs are, such as h200-sxm")
     taken.add_argument("--gpus", type=int, default=2, metavar="N", help="how many take part (default: 2)")
     taken.add_argument("--emulate", action="store_true", help="on one GPU, beside a stand-in for collectives of N")
+    taken.add_argument(
+        "--trace",
+        type=Path,
+        nargs="+",
+        metavar="TRACE",
+        help="instead of measuring, find pairs in Kineto traces of a run that was profiled",
+    )
     taken.add_argument("--kernels", metavar="PREFIX,...", help="only kernels whose names begin so (default: all)")
     taken.add_argument(
         "--collectives",
@@ -190,6 +243,10 @@ def add_commands(commands, command) -> None:
     trained.add_argument("--seed", type=int, default=0, help="of folds and trees (default: 0)")
     judged = command(actions, "evaluate", evaluate, "none, constant, formula and a model on samples")
     _add_samples(judged)
+    read = command(actions, "metrics", metrics, "kernels and metrics of a CSV of Nsight Compute")
+    read.add_argument("file", type=Path, metavar="FILE", help="of ncu --csv, page raw or details")
+    read.add_argument("--decimal", choices=(".", ","), help="the decimal separator, where a locale wrote the file")
+    read.add_argument("--json", action="store_true", help="print JSON instead of a table")
     judged.add_argument("--model", type=Path, metavar="FILE", help="of echo-sim overlap train")
 
 

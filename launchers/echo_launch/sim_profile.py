@@ -191,7 +191,8 @@ def _grid() -> tuple[list[OpSignature], list[float]]:
     with tempfile.TemporaryDirectory(prefix="echo-grid-") as directory:
         out = Path(directory) / "run"
         command = [sys.executable, "-m", "echo_launch", "--simulate", "--world-size", "1", "--warmup-steps", "0"]
-        command += ["--cluster", "h100-sxm:1x1", "--json", "--quiet", "--out", str(out), str(script)]
+        command += ["--cluster", "h100-sxm:1x1", "--timing", "model", "--json", "--quiet"]
+        command += ["--out", str(out), str(script)]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from echo_hooks.device_memory import add_extra_memory
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.files import atomic_write
 from echo_hooks.graph.problems import BROKEN_PLAN
@@ -64,7 +65,12 @@ def trace(arguments: argparse.Namespace) -> int:
 
 def memory(arguments: argparse.Namespace) -> int:
     """`echo-sim memory RUN`."""
+    from echo_hooks.analysis import network_of
+
     run = read_run(arguments.run)
+    if run.manifest.get("cluster"):
+        cluster = _cluster(run, None)
+        add_extra_memory(run, cluster.accelerator, network_of(run, cluster))
     console = Console()
     for role in _roles(run, arguments.role):
         print_memory(role, run.traces[role.traced_rank], console)

@@ -19,8 +19,8 @@ SLOW_NODE_HELP = (
     "NODE=FACTOR, nodes from 0: kernels there take FACTOR times as long, such as 3=1.1 or 0-2=1.05; repeatable"
 )
 OVERLAP_HELP = (
-    "slowdown of kernels and communication that run together: a model of echo-sim overlap train, or none for no"
-    " slowdown (default: the model that comes with the accelerator, else a formula)"
+    "slowdown of kernels and communication that run together: a model of echo-sim overlap train, formula, or none"
+    " for no slowdown (default: the model that comes with the accelerator, else the formula)"
 )
 SLOW_RANK_HELP = "RANK=FACTOR, the same for single ranks; repeatable"
 MOE_SKEW_HELP = (

@@ -6,10 +6,11 @@ import csv
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from echo_hooks.errors import UsageError
 from echo_hooks.hardware.cluster import DEFAULT_PRESET
+from echo_launch.hostfile import Hosts
 
 DEFAULT_PER_NODE = 8
 MAX_RANKS = 1_000_000
@@ -35,8 +36,11 @@ def resolve_world(
     nproc_per_node: str | None,
     cluster: str | None,
     environment: Mapping[str, str],
+    hosts: Hosts | None = None,
 ) -> World:
     """The one world that all sources agree on. UsageError shows two that do not, or asks for the missing size.
+
+    ``hosts``: what DeepSpeed's options choose.
 
     ``environment``: WORLD_SIZE and LOCAL_WORLD_SIZE must agree where set; PET_NNODES and PET_NPROC_PER_NODE stand for
     the flags, as in torchrun.
@@ -45,7 +49,7 @@ def resolve_world(
     per_node_name, nproc_per_node = _flag_or_variable("--nproc-per-node", nproc_per_node, environment)
     nodes = _nodes(nnodes_name, nnodes)
     described = _Described(cluster) if cluster is not None else None
-    per_node = _per_node(per_node_name, nproc_per_node, described)
+    per_node = _per_node(per_node_name, nproc_per_node, described, environment)
     sizes: list[tuple[str, int]] = []
     if world_size is not None:
         sizes.append((f"--world-size {world_size}", world_size))
@@ -57,16 +61,25 @@ def resolve_world(
         sizes.append((f"{nnodes_name} {nodes} with one rank a node", nodes))
     elif per_node is not None and nodes is None and not sizes and described is None:
         sizes.append((f"{per_node_name} {per_node} on one node", per_node))
+    if hosts is not None:
+        sizes.append((hosts.source, hosts.nodes * hosts.per_node))
     if described is not None:
         sizes.append((f"--cluster {cluster}", described.world_size))
     if "WORLD_SIZE" in environment:
         sizes.append(("WORLD_SIZE in the environment", _number("WORLD_SIZE", environment["WORLD_SIZE"])))
+    visible = visible_devices(environment)
+    note = ""
+    if not sizes and visible is not None:
+        sizes.append((f"CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']}", visible))
+        note = f"{visible} rank(s) on one node, as CUDA_VISIBLE_DEVICES lists so many devices; "
     if not sizes:
         raise UsageError("how many ranks? give --world-size N, or --nnodes and --nproc-per-node, or --cluster")
     size = _agreed("ranks", sizes)
     if size > MAX_RANKS:
         raise UsageError(f"{sizes[0][0]} means {size} ranks: at most {MAX_RANKS} are simulated")
     local = [(f"{per_node_name} {per_node}", per_node)] if per_node is not None else []
+    if hosts is not None:
+        local.append((hosts.source, hosts.per_node))
     if described is not None:
         local.append((f"--cluster {cluster}", described.per_node))
     if nodes is not None and not local:
@@ -82,8 +95,9 @@ def resolve_world(
             f"{sizes[0][0]} does not fill nodes of {ranks_a_node}: give a --nproc-per-node that divides {size}"
         )
     if cluster is not None:
-        return World(size, ranks_a_node, cluster)
-    return _default(size, ranks_a_node)
+        return World(size, ranks_a_node, cluster, note.removesuffix("; "))
+    default = _default(size, ranks_a_node)
+    return replace(default, note=note + default.note)
 
 
 def _agreed(what: str, sources: list[tuple[str, int]]) -> int:
@@ -118,18 +132,26 @@ def _nodes(name: str, text: str | None) -> int | None:
     return _number(name, low)
 
 
-def _per_node(name: str, text: str | None, described: _Described | None) -> int | None:
-    """gpu and auto mean all accelerators of a node: the cluster's node where one is given, else this machine."""
+def _per_node(name: str, text: str | None, described: _Described | None, environment: Mapping[str, str]) -> int | None:
+    """gpu and auto mean all accelerators of a node: the cluster's node where one is given, else this machine's, of
+    which CUDA_VISIBLE_DEVICES may list some."""
     if text is None:
         return None
     if text in ("gpu", "auto"):
         if described is not None:
             return described.per_node
-        count = len(local_accelerators())
+        visible = visible_devices(environment)
+        count = len(local_accelerators()) if visible is None else visible
         if not count:
             raise UsageError(f"{name} {text}: this machine has no accelerator to count; give a number or --cluster")
         return count
     return _number(name, text)
+
+
+def visible_devices(environment: Mapping[str, str]) -> int | None:
+    """How many devices CUDA_VISIBLE_DEVICES lists; None where it is not set, or hides all (as on a machine without)."""
+    listed = [part for part in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    return len(listed) if listed and listed[0].strip() != "-1" else None
 
 
 class _Described:

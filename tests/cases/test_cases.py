@@ -107,6 +107,9 @@ def test_megatron_refuses_a_layout_in_its_own_words(here, capfd):
     assert main(["--simulate", "--world-size", "96", "--quiet", str(EXAMPLES / "train_mcore.py"), *words]) == 1
     err = capfd.readouterr().err
     assert "world_size (96) is not divisible by" in err
+    line = next(line for line in err.splitlines() if line.startswith("layout: "))
+    assert "world 96 is no multiple of TP 7 x PP 12 x CP 1 = 84; nearest legal: TP 8 (96 = TP 8 x PP 12" in line
+    assert err.index(line) < err.index("Traceback")
     assert "echo-launch: rank 0: RuntimeError:" in err and "Traceback" in err
 
 

@@ -1,7 +1,7 @@
 """What a GPT's parallel plan communicates in one step, derived by hand: the oracle of the Megatron tests.
 
-Bytes follow nccl-tests: the whole (gathered) tensor for all_gather and reduce_scatter, the tensor for all_reduce, what a
-rank sends in all for all_to_all.
+Bytes follow nccl-tests: the whole (gathered) tensor for all_gather and reduce_scatter, the tensor for all_reduce, what
+a rank sends in all for all_to_all.
 """
 
 from __future__ import annotations
@@ -120,6 +120,20 @@ class Plan:
             add("pp", "send", self.micro_batches * neighbours, activation)
             add("pp", "recv", self.micro_batches * neighbours, activation)
         return {key: (calls, size) for key, (calls, size) in table.items()}
+
+    def expected_of_experts(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Calls and bytes of the all-to-all dispatcher in a step, with as many tokens for each expert."""
+        steps, etp = self.local_layers * self.micro_batches, self.etp or self.tp
+        rows = self.tokens // (self.tp if self.sp else 1) * self.topk  # each rank sends as many as it gets
+        rows_bytes, probabilities = rows * self.hidden * BF16, rows * BF16
+        # Forward tokens and probabilities go there and results come back, backward the other way.
+        table = {("ep", "all_to_all"): (6 * steps, steps * (4 * rows_bytes + 2 * probabilities))}
+        # How many tokens each rank has for each expert (int64).
+        table["tp-ep", "all_gather"] = (steps, steps * self.ep * etp * self.experts * 8)
+        if etp > 1:
+            both = (3 * steps, steps * etp * (2 * rows_bytes + probabilities))
+            table["etp", "all_gather"] = table["etp", "reduce_scatter"] = both
+        return table
 
     def _tensor_parallel(self, add, steps: int, first: bool, last: bool) -> None:
         activation = self.tokens * self.hidden * BF16

@@ -30,6 +30,10 @@ def within(run, plan: Plan, rank: int, groups=("tp", "cp", "pp")) -> None:
     assert found == plan.expected(rank)
 
 
+def of_experts(run, rank: int) -> dict:
+    return {key: value for key, value in run.rows(rank).items() if key[0] in ("ep", "etp", "tp-ep")}
+
+
 def test_tensor_sequence_pipeline_and_context_parallel(simulate):
     plan = Plan(tp=2, pp=2, cp=2, sp=True, micro_batches=3, groups=4, llama=True)
     run = simulate(SCRIPT, world(plan), options(plan))
@@ -66,24 +70,12 @@ def test_dense(simulate, plan):
         within(run, plan, rank)
 
 
-def experts_rows(plan: Plan, rank: int) -> dict:
-    """What one rank's experts communicate with the all-to-all dispatcher and sequence parallelism."""
-    steps = plan.local_layers * plan.micro_batches
-    tokens = plan.tokens // (plan.tp if plan.sp else 1)
-    rows = tokens * plan.topk  # balanced: each rank sends as many as it gets
-    rows_bytes = rows * plan.hidden * BF16 + rows * BF16  # tokens there with their probabilities
-    table = {("ep", "all_to_all"): (6 * steps, steps * (2 * rows_bytes + 2 * rows * plan.hidden * BF16))}
-    return table
-
-
 def test_experts(simulate):
     plan = Plan(tp=2, ep=4, etp=1, dp=2, sp=True, experts=8)
     run = simulate(SCRIPT, world(plan), options(plan))
     for rank in range(world(plan)):
         within(run, plan, rank)
-        rows = run.rows(rank)
-        for key, value in experts_rows(plan, rank).items():
-            assert rows[key] == value
+        assert of_experts(run, rank) == plan.expected_of_experts()
     printed = run.printed("parameters")
     for rank, (count, experts) in printed.items():
         assert (count, experts) == (plan.shared_parameters(rank) + plan.expert_parameters, plan.expert_parameters)
@@ -173,6 +165,70 @@ def test_megatron_fsdp(simulate):
     units = plan.layers * (plan.attention_weights + plan.mlp_weights)
     assert gathered >= 2 * plan.micro_batches * units * BF16
     assert scattered >= plan.shared_parameters(0) * BF16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [Plan(tp=2, ep=4, dp=4, sp=True, experts=8), Plan(ep=2, dp=2, experts=4)], ids=str)
+def test_experts_cut_by_tensor_parallelism(simulate, plan):
+    run = simulate(SCRIPT, world(plan), options(plan) + " --fused-permute")
+    for rank in range(world(plan)):
+        within(run, plan, rank)
+        assert of_experts(run, rank) == plan.expected_of_experts()
+
+
+@pytest.mark.slow
+def test_products_under_tensor_parallel_communication(simulate):
+    """User buffers: each gather forward and of the gradient is a ring of tp - 1 messages, each scatter forward four."""
+    plan = Plan(tp=4, sp=True)
+    before, after = (simulate(SCRIPT, 4, options(plan) + more).rows(0) for more in ("", " --overlap-tp"))
+    steps, activation = plan.layers * plan.micro_batches, plan.tokens * plan.hidden * BF16
+    ring = 2 * 2 * steps  # two blocks a layer, forward (column) and backward (row)
+    assert after["tp", "send"] == after["tp", "recv"] == (3 * ring, 3 * ring * activation // 4)
+    calls, size = before["tp", "all_gather"]
+    assert after["tp", "all_gather"] == (calls - ring, size - ring * activation)
+    calls, size = before["tp", "reduce_scatter"]
+    scattered = 2 * steps  # row-parallel products forward
+    assert after["tp", "reduce_scatter"] == (calls + 3 * scattered, size)
+
+
+# ---- the models people train ----
+
+
+@pytest.mark.slow
+def test_gpt_175b_on_96_ranks(simulate):
+    plan = Plan(96, 12288, heads=96, seq=2048, vocab=51200, batch=1, micro_batches=12, tp=8, pp=12, sp=True)
+    run = simulate(SCRIPT, 96, options(plan) + " --distributed-optimizer --fuse-wgrad")
+    for rank in range(0, 96, 8):
+        within(run, plan, rank)
+        assert run.rows(rank)["intra-dist-opt", "all_reduce"] == (1, FP32)
+    assert len(run.report["roles"]) == 12
+
+
+@pytest.mark.slow
+def test_mixtral_8x7b_on_64_ranks(simulate):
+    plan = Plan(
+        32, 4096, 14336, 32, 8, seq=4096, vocab=32000, batch=1, micro_batches=4, tp=2, ep=8, pp=4, dp=8, sp=True,
+        llama=True, experts=8,
+    )  # fmt: skip
+    run = simulate(SCRIPT, 64, options(plan) + " --distributed-optimizer --fuse-wgrad")
+    for rank in range(0, 64, 16):
+        within(run, plan, rank)
+        assert of_experts(run, rank) == plan.expected_of_experts()
+        calls, size = run.rows(rank)["dp-cp", "reduce_scatter"]
+        assert calls == 1 and 0 <= size - FP32 * plan.shared_parameters(rank) < FP32 * 4096
+
+
+@pytest.mark.slow
+def test_llama_3_70b_on_128_ranks(simulate):
+    plan = Plan(
+        80, 8192, 28672, 64, 8, seq=8192, vocab=128256, batch=1, micro_batches=4, tp=8, cp=2, pp=4, dp=2, sp=True,
+        llama=True,
+    )  # fmt: skip
+    run = simulate(SCRIPT, 128, options(plan) + " --distributed-optimizer --fuse-wgrad")
+    for rank in range(0, 128, 8):
+        within(run, plan, rank)
+        calls, size = run.rows(rank)["dp-cp", "reduce_scatter"]
+        assert calls == 1 and 0 <= size - FP32 * plan.shared_parameters(rank) < FP32 * 4096
 
 
 # ---- experts that are not chosen equally often ----

@@ -19,6 +19,7 @@ def test_both_integrations_are_found():
 def test_installed_and_removed_exactly(name, module, make):
     """Fails when the framework no longer has what is replaced (Patch says which name, and why it was)."""
     pytest.importorskip(name if name != "megatron" else "megatron.core")
+    pytest.importorskip(module.partition(".")[0])  # another package that works with the framework
     # DeepSpeed's module has a local name "torch" that hides it from attribute access.
     importlib.import_module(module)
     loaded = sys.modules[module]
@@ -37,5 +38,8 @@ def test_the_page_names_what_is_patched():
 
     page = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text()
     for _, module, make in ENTRIES:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError:
+            continue
         assert [p.name for p in make(sys.modules[module]) if p.name not in page] == []

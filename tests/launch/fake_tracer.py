@@ -29,6 +29,7 @@ class Job:
     script: str = ""
     args: tuple[str, ...] = ()
     module: bool = False
+    local_rank_argument: bool = False
     warmup_steps: int = 1
     steps: int = 1
     seed: int = 0

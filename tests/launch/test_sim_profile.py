@@ -34,7 +34,9 @@ def measured(m: int, factor: float = 2.0, device: str = H200.product) -> Measure
 def files(tmp_path):
     paths = tmp_path / "a.parquet", tmp_path / "b.parquet"
     write_database(paths[0], Database([measured(256 * i) for i in range(1, 31)], [{"device": H200.product}]))
-    write_database(paths[1], Database([measured(256 * i) for i in range(20, 41)], [], [("aten.sort.default", "no", "1")]))
+    write_database(
+        paths[1], Database([measured(256 * i) for i in range(20, 41)], [], [("aten.sort.default", "no", "1")])
+    )
     return paths
 
 

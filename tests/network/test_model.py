@@ -98,7 +98,7 @@ def test_more_nodes_are_never_faster(name, per_node):
 @settings(max_examples=100, deadline=None)
 @given(
     name=st.sampled_from(COLLECTIVES),
-    few=st.integers(1, 12),
+    few=st.sampled_from([1, 2, 3, 4, 8]),  # what the model compares with; between those, choices may jump
     more=st.integers(1, 12),
     per_node=st.integers(1, 8),
     size=st.integers(0, 33).map(lambda k: 1 << k),

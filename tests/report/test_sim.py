@@ -102,7 +102,18 @@ def test_compose_with_slow_nodes_and_noise(saved, analysed, capsys):
     words = ["--jitter", "5%", "--slow-node", "0=1.1", "--slow-rank", "1=2", "--seed", "3"]
     assert main(["compose", str(saved), "--cluster", "h800:1x8", *words]) == 0
     capsys.readouterr()
-    assert variations == [{"slow_ranks": {0: 1.1, 1: 2.2}, "jitter": 0.05, "seed": 3, "calibration": None, "timing": "auto", "profiles": ()}]
+    assert variations == [
+        {
+            "slow_ranks": {0: 1.1, 1: 2.2},
+            "jitter": 0.05,
+            "seed": 3,
+            "host_speed": 1.0,
+            "calibration": None,
+            "timing": "auto",
+            "profiles": (),
+            "overlap": None,
+        }
+    ]
     for wrong, sentence in (
         (["--jitter", "wide"], "--jitter wide"),
         (["--jitter", "nan"], "--jitter nan"),

@@ -33,9 +33,10 @@ def add(*shape: int) -> OpSignature:
 
 
 def row(signature: OpSignature, median_us: float = 10.0, **values) -> Measurement:
-    made = dict(
-        device=H200.product, torch="2.11.0", cuda="13.0", cudnn="91900", condition="cold", samples=5, kernels=1
-    ) | values
+    made = (
+        dict(device=H200.product, torch="2.11.0", cuda="13.0", cudnn="91900", condition="cold", samples=5, kernels=1)
+        | values
+    )
     times = dict(median_us=median_us, p10_us=median_us, p90_us=median_us, busy_us=median_us)
     return Measurement(signature, kernel_names=(("gemm", 1),), **(times | made))
 
@@ -90,7 +91,11 @@ def test_an_operation_in_no_class_is_assumed():
 
 
 def test_cold_counts_before_loaded_and_loaded_is_kept_beside_it():
-    rows = [row(product(64), 12.0, condition="loaded"), row(product(64), 10.0), row(product(32), 8.0, condition="loaded")]
+    rows = [
+        row(product(64), 12.0, condition="loaded"),
+        row(product(64), 10.0),
+        row(product(32), 8.0, condition="loaded"),
+    ]
     pricing = Pricing(H200, [Database(rows)])
     found = pricing.price(product(64))
     pause = H200.launch_overhead_us
@@ -161,7 +166,7 @@ def test_files_that_are_no_database(tmp_path, monkeypatch):
     table = table_of(path)
     for meta in ({}, {"format": 99}, {"format": 1, "recordings": 7, "unmeasured": []}, []):
         pq.write_table(table.replace_schema_metadata({"echo": json.dumps(meta)}), path)
-        with pytest.raises(UsageError, match="profile format|not a profile database"):
+        with pytest.raises(UsageError, match=r"profile format|not a profile database"):
             read_database(path)
     write_database(path, Database([row(product(64))]))
     whole = path.read_bytes()
@@ -180,5 +185,5 @@ def test_files_that_are_no_database(tmp_path, monkeypatch):
 def test_a_database_of_another_parquet_writer_with_wrong_types(tmp_path):
     path = tmp_path / "p.parquet"
     pq.write_table(table_of(path, samples="many"), path)
-    with pytest.raises(UsageError, match="p.parquet"):
+    with pytest.raises(UsageError, match=r"p\.parquet"):
         read_database(path)

@@ -28,7 +28,7 @@ def _short(monkeypatch):
 def product(m: int, n: int, k: int, transposed: bool = False) -> OpSignature:
     a, b = TensorMeta((m, k), "bfloat16"), TensorMeta((k, n), "bfloat16", not transposed)
     moved = 2 * (m * k + k * n)
-    call = '[["T",["T",1,%d]],{}]' % k if transposed else '[["T","T"],{}]'
+    call = f'[["T",["T",1,{k}]],{{}}]' if transposed else '[["T","T"],{}]'
     return OpSignature(
         "aten.mm.default", (a, b), (TensorMeta((m, n), "bfloat16"),), 2 * m * n * k, moved, 2 * m * n, call=call
     )
@@ -42,7 +42,9 @@ def addition(rows: int, columns: int) -> OpSignature:
 
 def measured(signature: OpSignature, factor: float, condition: str = "cold") -> Measurement:
     time_us = factor * estimate(signature, H200).duration_us - H200.launch_overhead_us
-    return Measurement(signature, H200.product, "2.11.0", "13.0", "91900", condition, 5, time_us, time_us, time_us, 1.0, 1)
+    return Measurement(
+        signature, H200.product, "2.11.0", "13.0", "91900", condition, 5, time_us, time_us, time_us, 1.0, 1
+    )
 
 
 def invented() -> list[Measurement]:
@@ -119,7 +121,7 @@ def test_files_that_are_no_model(tmp_path):
     save_model(training.train(invented(), H200), tmp_path / "m")
     trees, schema = tmp_path / "m.ubj", tmp_path / "m.json"
     whole, said = trees.read_bytes(), schema.read_text()
-    with pytest.raises(UsageError, match="nope.ubj"):
+    with pytest.raises(UsageError, match=r"nope\.ubj"):
         load_model(tmp_path / "nope.ubj", schema)
     for damaged in (b"", whole[:100], b"\x80\x04K\x01.", whole[: len(whole) // 2]):
         trees.write_bytes(damaged)

@@ -273,6 +273,7 @@ def _measure_kernel(plan, trials, ranks, calls, name, builder, described, counts
     for call in calls:
         call.refresh()
     trials.release()
+    assert run is not None  # else there was a problem
     timed = time_kernel(trials, ranks, run)
     if not math.isfinite(timed.us):
         counts.left_out[name] = "no time could be taken"
@@ -321,7 +322,6 @@ def _waiting(trials, ranks, calls: Iterable[Call], timed, common: dict[str, Any]
         times = ranks.gather(measure_waiting(trials, ranks, timed, call.run, call.us))
         for rank, (base_us, waiting_us) in enumerate(times):
             if not math.isnan(waiting_us):
-                nothing = dict(overlap_us=math.nan, call_base_us=call.us, call_overlap_us=math.nan)
                 found.append(
                     Sample(
                         **common,
@@ -329,8 +329,10 @@ def _waiting(trials, ranks, calls: Iterable[Call], timed, common: dict[str, Any]
                         rank=rank,
                         repeat=0,
                         base_us=base_us,
+                        overlap_us=math.nan,
+                        call_base_us=call.us,
+                        call_overlap_us=math.nan,
                         waiting_us=waiting_us,
-                        **nothing,
                     )
                 )
     return found

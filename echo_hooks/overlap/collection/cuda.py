@@ -17,6 +17,7 @@ import torch
 
 from echo_hooks.overlap.collection.trials import Stamps
 from echo_hooks.overlap.samples import Launch
+from echo_hooks.overlap.traces import launch_of
 
 
 class Repeated:
@@ -169,17 +170,6 @@ def launches_in(events: list[dict[str, Any]]) -> dict[str, Launch]:
             longest = max(inside, key=lambda e: e["dur"])
             found[name] = launch_of(longest["args"], len(inside))
     return found
-
-
-def launch_of(args: dict[str, Any], kernels: int = 1) -> Launch:
-    """Geometry from the arguments of a kernel's event in a Kineto trace."""
-    blocks = threads = 1
-    for extent in args.get("grid") or (0,):
-        blocks *= int(extent)
-    for extent in args.get("block") or (0,):
-        threads *= int(extent)
-    registers, shared = args.get("registers per thread") or 0, args.get("shared memory") or 0
-    return Launch(blocks, threads, int(registers), int(shared), kernels)
 
 
 def _stamp(event: torch.cuda.Event, stream: torch.cuda.Stream) -> torch.cuda.Event:

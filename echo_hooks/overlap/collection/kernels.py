@@ -337,7 +337,7 @@ def _others() -> dict[str, Builder]:
         params, grads, m = tensors(), tensors(), tensors()
         v = [t.abs() for t in tensors()]
         steps = [torch.ones((), device=device) for _ in params]
-        options = {
+        options: dict[str, Any] = {
             "lr": 1e-6, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "eps": 1e-8, "amsgrad": False,
             "maximize": False,
         }  # fmt: skip

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import torch.distributed as dist
 
-from echo_deepspeed import groups, op_builders
+from echo_deepspeed import config, groups, layout, op_builders
 from echo_hooks.integrations import Integration
 from echo_hooks.patching import Patch
 
@@ -39,7 +39,7 @@ def _no_nvml(module: ModuleType) -> list[Patch]:
 
 
 def _zero_utils(module: ModuleType) -> list[Patch]:
-    """Rank 0's list of numbers (the order of ZeRO-3's parameters); one too long to be kept from its trace is unknown."""
+    """Rank 0's numbers (the order of ZeRO-3's parameters): a list too long to be kept from its trace is unknown."""
 
     def known_or_own(original):
         def from_rank0(lst):
@@ -72,10 +72,13 @@ integration = Integration(
         "deepspeed.accelerator.cuda_accelerator": _no_nvml,
         "deepspeed.comm.torch": _comm_torch,
         "deepspeed.ops.op_builder.builder": op_builders.patches,
+        "deepspeed.runtime.config": config.patches,
+        "accelerate.utils.dataclasses": config.plugin_patches,
         "deepspeed.utils.timer": _throughput_timer,
         "deepspeed.runtime.zero.utils": _zero_utils,
         "deepspeed.runtime.zero.partitioned_param_coordinator": _zero3_order,
     },
     environment={"DS_ACCELERATOR": "cuda"},
+    explain=layout.explain,
     pretended_only=frozenset({"deepspeed.ops.op_builder.builder"}),
 )

@@ -1,4 +1,4 @@
-"""Stand-ins for the extensions that DeepSpeed compiles on first use: they need a compiler for the device and its driver.
+"""Stand-ins for the extensions that DeepSpeed compiles on first use: they need a compiler and the device's driver.
 
 Each serves the calls that DeepSpeed's own Python makes and records the kernels that would run.
 """

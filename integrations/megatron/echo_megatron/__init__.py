@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from echo_hooks.integrations import Integration
 from echo_hooks.patching import Patch
+from echo_megatron import layout
 from echo_megatron.stand_ins import STAND_INS
 
 GROUP_NAMES = {
@@ -102,8 +103,12 @@ def _microbatches(module: ModuleType) -> list[Patch]:
 
 def _uneven_dtensor(module: ModuleType) -> list[Patch]:
     """Megatron's FSDP asks all ranks whether their shards cover each parameter; unknown shards are like one's own."""
+    if not hasattr(module, "validate_uneven_dtensor"):
+        return []
     return [
-        Patch(module, "validate_uneven_dtensor", lambda _: lambda dtensor: None, "the other ranks' shards differ", "0.14")
+        Patch(
+            module, "validate_uneven_dtensor", lambda _: lambda dtensor: None, "the other ranks' shards differ", "0.14"
+        )
     ]
 
 
@@ -120,7 +125,9 @@ def _fsdp_adapter(module: ModuleType) -> list[Patch]:
 
         return load
 
-    return [Patch(module, "_load_rng_state_dict", make, "states of another rank's generators", "0.15")]
+    if not hasattr(module, "_load_rng_state_dict"):  # before 0.16
+        return []
+    return [Patch(module, "_load_rng_state_dict", make, "states of another rank's generators", "0.16")]
 
 
 integration = Integration(
@@ -143,5 +150,6 @@ integration = Integration(
         "megatron.core.distributed.fsdp.mcore_fsdp_adapter": _fsdp_adapter,
     },
     group_names=GROUP_NAMES,
+    explain=layout.explain,
     stand_ins=STAND_INS,
 )

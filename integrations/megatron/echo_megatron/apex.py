@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from echo_megatron.te import kernels
-from echo_megatron.te.norms import LayerNorm, RMSNorm, _Norm
+from echo_megatron.te.norms import LayerNorm, RMSNorm, norm_backward, norm_forward
 from echo_megatron.te.optimizers import (
     FusedAdam,
     FusedSGD,
@@ -41,12 +41,21 @@ FusedLayerNorm = MixedFusedLayerNorm = LayerNorm
 FusedRMSNorm = MixedFusedRMSNorm = RMSNorm
 
 
-class FusedLayerNormAffineFunction:
+class FusedLayerNormAffineFunction(torch.autograd.Function):
     """Megatron's own layer norm calls the function behind Apex's module."""
 
     @staticmethod
-    def apply(inputs, weight, bias, normalized_shape, eps, memory_efficient=False):
-        return _Norm.apply(inputs.reshape(-1, weight.numel()), weight, bias, eps).view(inputs.shape)
+    def forward(ctx, input, weight, bias, normalized_shape, eps, memory_efficient=False):
+        rows = input.reshape(-1, weight.numel())
+        out, mean, sigma = norm_forward(rows, weight, bias, eps)
+        ctx.save_for_backward(rows, weight, bias, mean, sigma)
+        return out.view(input.shape)
+
+    @staticmethod
+    def backward(ctx, grad):
+        rows, weight, bias, mean, sigma = ctx.saved_tensors
+        grads = norm_backward(grad.reshape(rows.shape), rows, mean, sigma, weight, bias)
+        return grads[0].view(grad.shape), grads[1], grads[2], None, None, None
 
 
 def wgrad_gemm_accum_fp32(inputs: torch.Tensor, grad_output: torch.Tensor, main_grad: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Megatron-core GPT with the Transformer Engine spec and every parallel dimension, mock data, one optimizer step a step."""
+"""Megatron-core GPT with the Transformer Engine spec and every parallel dimension, mock data."""
 
 import argparse
 import os
@@ -53,7 +53,7 @@ moe = dict(
     moe_grouped_gemm=not a.no_grouped, moe_router_load_balancing_type=a.balancing, moe_aux_loss_coeff=0.01,
     moe_permute_fusion=a.fused_permute,
 )  # fmt: skip
-config = TransformerConfig(
+settings = dict(
     num_layers=a.layers, hidden_size=a.hidden, num_attention_heads=a.heads, num_query_groups=a.groups or None,
     ffn_hidden_size=a.ffn or 4 * a.hidden, add_bias_linear=False, tensor_model_parallel_size=a.tp,
     pipeline_model_parallel_size=a.pp, virtual_pipeline_model_parallel_size=a.vpp, context_parallel_size=a.cp,
@@ -69,10 +69,12 @@ config = TransformerConfig(
     fp8="hybrid" if a.fp8 else None, **(dict(fp8_recipe=a.fp8) if a.fp8 else {}),
     **(llama if a.llama else {}), **(moe if a.experts else {}),
 )  # fmt: skip
+config = TransformerConfig(**{name: value for name, value in settings.items() if value is not None})
 ddp = DistributedDataParallelConfig(
-    grad_reduce_in_fp32=True, overlap_grad_reduce=a.overlap_grad or a.fsdp, overlap_param_gather=a.overlap_param or a.fsdp,
-    use_distributed_optimizer=a.distributed_optimizer, use_megatron_fsdp=a.fsdp,
-    data_parallel_sharding_strategy="optim_grads_params" if a.fsdp else "no_shard",
+    grad_reduce_in_fp32=True, overlap_grad_reduce=a.overlap_grad or a.fsdp,
+    overlap_param_gather=a.overlap_param or a.fsdp,
+    use_distributed_optimizer=a.distributed_optimizer,
+    **(dict(use_megatron_fsdp=True, data_parallel_sharding_strategy="optim_grads_params") if a.fsdp else {}),
 )  # fmt: skip
 
 
@@ -113,7 +115,8 @@ print("layers", dist.get_rank(), sum(len(getattr(m.module, "module", m.module).d
 optimizer = get_megatron_optimizer(
     OptimizerConfig(
         optimizer="adam", lr=1e-4, bf16=True, params_dtype=torch.bfloat16, clip_grad=1.0,
-        use_distributed_optimizer=a.distributed_optimizer or a.fsdp, overlap_param_gather=a.overlap_param,
+        use_distributed_optimizer=a.distributed_optimizer or a.fsdp,
+        **(dict(overlap_param_gather=True) if a.overlap_param else {}),
     ),
     models,
 )  # fmt: skip

@@ -55,7 +55,7 @@ class _Gathered(torch.autograd.Function):
         torch.cuda.current_stream().wait_stream(stream)
         ctx.save_for_backward(q, key, value, *kept)
         ctx.arguments = shape, causal, window, group, stream
-        return out.view(query.shape[: shape.dim] + (-1,) + query.shape[shape.dim + 1 : -1] + (value.shape[-1],))
+        return out.view(*query.shape[: shape.dim], -1, *query.shape[shape.dim + 1 : -1], value.shape[-1])
 
     @staticmethod
     def backward(ctx, grad):
@@ -78,7 +78,7 @@ class _Gathered(torch.autograd.Function):
         dk, dv = (_reordered(x, order) for x in (dk, dv))
         dk, _ = reduce_scatter_along_first_dim(dk, group)
         dv, _ = reduce_scatter_along_first_dim(dv, group)
-        dq = dq.view(dq.shape[: shape.dim] + (-1,) + dq.shape[shape.dim + 2 :])
+        dq = dq.view(*dq.shape[: shape.dim], -1, *dq.shape[shape.dim + 2 :])
         dk, dv = (x.movedim(0, shape.dim).contiguous() for x in (dk, dv))
         return dq, dk, dv, None, None, None, None, None
 
@@ -143,7 +143,7 @@ def _after_current(stream: torch.cuda.Stream) -> torch.cuda.Stream:
 
 
 class _Exchanged(torch.autograd.Function):
-    """Heads are exchanged for sequence: four all-to-alls forward, four backward; the kernel sees all of the sequence."""
+    """Heads are exchanged for sequence: four all-to-alls forward, four backward; the kernel sees the whole sequence."""
 
     @staticmethod
     def forward(ctx, query, key, value, shape, causal, window, group, stream):

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 def before_attention(tensors: list[torch.Tensor], dim: int, group, stream) -> list[torch.Tensor]:
-    """Each [.., sequence / size, .., heads, d] to [.., sequence, .., heads / size, d]; sequence is dimension ``dim``."""
+    """Each [.., sequence / size, .., heads, d] to [.., sequence, .., heads / size, d]; ``dim`` is the sequence's."""
     size = dist.get_world_size(group)
 
     def pack(x):

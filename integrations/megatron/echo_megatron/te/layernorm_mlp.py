@@ -83,9 +83,7 @@ class LayerNormMLP(TransformerEngineBaseModule):
         shapes = ((inner * (2 if self.gated else 1), hidden_size), (hidden_size, inner))
         inits = (init_method, output_layer_init_method)
         for i, (shape, init) in enumerate(zip(shapes, inits), 1):
-            self.make_weight(
-                f"fc{i}_weight", shape, init, dtype, device, dim=i - 1, rng_tracker=get_rng_state_tracker
-            )
+            self.make_weight(f"fc{i}_weight", shape, init, dtype, device, dim=i - 1, rng_tracker=get_rng_state_tracker)
             if bias:
                 self.make_bias(
                     f"fc{i}_bias",

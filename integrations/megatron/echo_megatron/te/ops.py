@@ -64,4 +64,6 @@ class Sequential(nn.Sequential):
         )
 
 
-FusibleOperation = LayerNorm = RMSNorm = BasicLinear = Linear = Bias = AllReduce = ReduceScatter = AllGather = Quantize = Sequential
+FusibleOperation = LayerNorm = RMSNorm = BasicLinear = Linear = Bias = AllReduce = ReduceScatter = AllGather = (
+    Quantize
+) = Sequential

@@ -128,7 +128,13 @@ class FusedSGD(torch.optim.SGD):
 
     def __init__(self, params, lr=1e-3, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False, *_, **__):
         super().__init__(
-            params, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov, fused=True
+            params,
+            lr=lr,
+            momentum=momentum,
+            dampening=dampening,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+            fused=True,
         )
 
 
@@ -165,7 +171,7 @@ def multi_tensor_scale(_chunk, _overflow, tensor_lists, scale, *_):
     """Each tensor of the second list becomes one of the first, scaled, in one kernel."""
     sources, targets = tensor_lists
     if all(a is b or a.data_ptr() == b.data_ptr() for a, b in zip(sources, targets)):
-        torch._foreach_mul_(list(targets), scale)
+        torch._foreach_mul_(list(targets), scale.reshape(()) if isinstance(scale, torch.Tensor) else scale)
     else:
         torch._foreach_copy_(list(targets), list(sources))
 

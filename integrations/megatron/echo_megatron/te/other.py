@@ -20,7 +20,13 @@ def general_gemm(A, B, workspace=None, out_dtype=None, layout="TN", out=None, bi
 
 
 def get_cpu_offload_context(
-    enabled=False, num_layers=1, model_layers=1, offload_activations=True, offload_weights=False, double_buffering=False, *_
+    enabled=False,
+    num_layers=1,
+    model_layers=1,
+    offload_activations=True,
+    offload_weights=False,
+    double_buffering=False,
+    *_,
 ):
     """(context, function called after each layer). Offloading itself is not simulated."""
     if enabled:

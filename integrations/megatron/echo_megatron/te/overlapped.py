@@ -1,4 +1,4 @@
-"""Products that run in chunks while chunks are communicated: the user buffers of Transformer Engine, and their switches.
+"""Products that run in chunks while chunks are communicated: the user buffers of Transformer Engine.
 
 User buffers copy between GPUs of a node with kernels of their own. Here a gather is the ring that they form (each step
 multiplies one chunk while it passes the chunk on) and a scatter a pipeline of chunks, with messages and reductions

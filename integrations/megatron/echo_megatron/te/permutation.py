@@ -21,7 +21,12 @@ class _Permute(torch.autograd.Function):
     def backward(ctx, grad, _places, probs_grad):
         (places,) = ctx.saved_tensors
         back = kernels.move_rows(grad, places, ctx.shape[0])
-        return back, None, None, None if ctx.probs_shape is None else grad.new_empty(ctx.probs_shape, dtype=probs_grad.dtype)
+        return (
+            back,
+            None,
+            None,
+            None if ctx.probs_shape is None else grad.new_empty(ctx.probs_shape, dtype=probs_grad.dtype),
+        )
 
 
 class _Unpermute(torch.autograd.Function):
@@ -56,7 +61,9 @@ def moe_permute_and_pad_with_probs(inp, probs, routing_map, tokens_per_expert, a
     raise NotImplementedError("permutation with padding (moe_permute_and_pad_with_probs) is not simulated")
 
 
-def moe_unpermute(inp, row_id_map, merging_probs=None, restore_shape=None, map_type="mask", probs=None, pad_offsets=None):
+def moe_unpermute(
+    inp, row_id_map, merging_probs=None, restore_shape=None, map_type="mask", probs=None, pad_offsets=None
+):
     """Tokens in their own order, each expert's result added up."""
     merging_probs = merging_probs if merging_probs is not None else probs
     rows = restore_shape[0] if restore_shape is not None else row_id_map.shape[0]

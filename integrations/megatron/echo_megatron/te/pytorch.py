@@ -1,4 +1,5 @@
 """The names of ``transformer_engine.pytorch``."""
+# ruff: noqa: F401
 
 from echo_megatron.te.attention import DotProductAttention
 from echo_megatron.te.base import TransformerEngineBaseModule, get_dummy_wgrad, get_workspace

@@ -113,7 +113,9 @@ class _Checkpoint(torch.autograd.Function):
             tensors[0] = gather_along_first_dim(tensors[0], ctx.group)[0].view(ctx.shape)
         args = list(ctx.others)
         for place, tensor in zip(ctx.places, tensors):
-            args[place] = tensor.detach().requires_grad_(tensor.requires_grad or (ctx.distribute and place == ctx.places[0]))
+            args[place] = tensor.detach().requires_grad_(
+                tensor.requires_grad or (ctx.distribute and place == ctx.places[0])
+            )
         before = torch.cuda.get_rng_state()
         states = ctx.tracker().get_states() if ctx.tracker is not None else None
         torch.cuda.set_rng_state(ctx.cuda_state)

@@ -8,7 +8,7 @@ import torch
 def fused_topk_with_score_function(
     logits, topk, use_pre_softmax, num_groups, group_topk, scaling_factor, score_function, expert_bias
 ):
-    """(probabilities, routing map), both [tokens, experts]: as many tokens for each expert as the scores' topk gives."""
+    """(probabilities, routing map), both [tokens, experts]: the experts that topk of the scores gives."""
     scores = torch.sigmoid(logits) if score_function == "sigmoid" else torch.softmax(logits, dim=-1)
     chosen = torch.topk(scores, topk, dim=-1)
     probs = torch.zeros_like(logits).scatter(1, chosen.indices, chosen.values)

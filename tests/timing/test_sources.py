@@ -1,0 +1,53 @@
+"""What the report says of where operation times are from: shares of the time in kernels, versions, guesses."""
+
+from __future__ import annotations
+
+import pytest
+from test_database import H200, add, product, row
+
+from echo_hooks.graph.groups import GroupTable
+from echo_hooks.graph.ops import OpSignature, OpTable, TensorMeta
+from echo_hooks.graph.program import Kind, ProgramBuilder
+from echo_hooks.graph.rundir import RankTrace
+from echo_hooks.timing import Pricing, estimate, fill_durations
+from echo_hooks.timing.database import Database
+from echo_hooks.timing.sources import notes, shares_of_guesses
+
+UNKNOWN = OpSignature("mylib.op.default", (TensorMeta((1 << 20,), "float32"),), bytes_read=4 << 20, call='[["T"],{}]')
+
+
+def trace_of(*signatures: OpSignature) -> RankTrace:
+    builder, ops = ProgramBuilder(), OpTable()
+    for signature in signatures:
+        builder.append(Kind.COMPUTE, op=ops.add(signature))
+    program = builder.program()
+    return RankTrace(0, program, program.slice(0, 0), ops.signatures, GroupTable(), memory_events={})
+
+
+def test_shares_and_versions():
+    trace = trace_of(product(64), product(64), add(1024, 1024), UNKNOWN)
+    known_us = estimate(add(1024, 1024), H200).duration_us + estimate(UNKNOWN, H200).duration_us
+    measured_us = known_us / 2.0  # twice in the program: half of all
+    pricing = Pricing(H200, [Database([row(product(64), measured_us - H200.launch_overhead_us)])])
+    fill_durations(trace, pricing)
+    shares, versions = notes([trace], pricing, {"torch": "2.13.0+cpu"})
+    assert shares.startswith("time in kernels: 50.0% profiled (database), ") and "modelled (roofline)" in shares
+    assert versions == ("operations measured with torch 2.11.0, CUDA 13.0, cuDNN 91900; this run's torch is 2.13.0+cpu")
+    assert "this run's" not in notes([trace], pricing, {"torch": "2.11.0+cu130"})[-1]
+    share = estimate(UNKNOWN, H200).duration_us / (2 * known_us)
+    assert shares_of_guesses([trace]) == {"mylib.op.default": pytest.approx(share)}
+
+
+def test_a_run_that_was_executed_has_nothing_to_say():
+    assert notes([trace_of(product(64))], None, {}) == []
+    assert shares_of_guesses([trace_of()]) == {}
+
+
+def test_a_device_busy_with_products_is_loaded():
+    rows = [row(product(64), 10.0), row(product(64), 20.0, condition="loaded"), row(add(8, 8), 10.0)]
+    pricing = Pricing(H200, [Database(rows)])
+    pause = H200.launch_overhead_us
+    for others, expected in ((0, 20.0), (1, 10.0)):  # alone: share 1; with one other of its length: share 0.5
+        trace = trace_of(product(64), *[add(8, 8)] * others)
+        fill_durations(trace, pricing)
+        assert trace.program.duration_us[0] == pytest.approx(expected + pause)

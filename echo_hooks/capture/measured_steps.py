@@ -22,7 +22,7 @@ DISTURBED = 1.1
 """Host time of a step over that of the fastest from which the step is taken for disturbed."""
 
 NO_WAIT_US = 30.0
-"""A synchronisation with an event that returns within this has not waited: the call itself takes 1 to 5 us, a first one 15."""
+"""An event synchronisation that returns within this has not waited: the call takes 1 to 5 us, the first of some 15."""
 WAITING = 0.02
 """Share of a stretch of host time from which what the host waited for the device is too much to compare by it."""
 LEAST_FREE = 0.1
@@ -119,7 +119,11 @@ class StepReader:
         for call in calls:
             took = call.end_us - call.start_us
             works = self.launched.get(call.args["correlation"], ())
-            if "Synchronize" in call.name or (works and Assembler.copies_for_the_host(call, works[-1])) or (works and took > BLOCKED * usual[call.name]):
+            if (
+                "Synchronize" in call.name
+                or (works and Assembler.copies_for_the_host(call, works[-1]))
+                or (works and took > BLOCKED * usual[call.name])
+            ):
                 waits[bisect_right(edges, call.start_us) - 1] += took
         return waits
 

@@ -1,4 +1,4 @@
-"""Execute mode on a real GPU (skipped without one): whole launches of small scripts, beside the same step run for real."""
+"""Execute mode on a real GPU (skipped without one): whole launches of a small script, beside its own step."""
 
 from __future__ import annotations
 

@@ -297,7 +297,8 @@ def test_slow_nics_of_a_preset_show():
 def test_large_messages_get_less_of_a_nic_on_roce():
     roce = CommunicationModel(changed(H100, transport="roce"), calibration=Calibration())
     a, b = (m.point_to_point(0, 8, GI, group_size=2).duration_us for m in (MODEL, roce))
-    assert (a, b) == pytest.approx((20.9 + GI / 28e3, 20.9 + GI / 28e3))  # two channels of 14 GB/s hold both up
+    # LL's base 6.6 us less 1.5 between kernels, a hop of 14; two channels of 14 GB/s hold both up.
+    assert (a, b) == pytest.approx((19.1 + GI / 28e3, 19.1 + GI / 28e3))
     a, b = (m.collective("all_gather", GROUPS["world"], 16 * GI, "bfloat16").duration_us for m in (MODEL, roce))
     assert b / a == pytest.approx(370.8 / (8 * 48 * 0.87), rel=0.01)
 

@@ -6,7 +6,8 @@ from collections import defaultdict
 
 import torch
 
-from echo_hooks.devices.allocator import Block, CachingAllocator
+from echo_hooks.devices.allocator import CachingAllocator
+from echo_hooks.devices.allocator_blocks import Block
 from echo_hooks.devices.pretended import Pretended, Storage
 from echo_hooks.graph.memory import HOLDERS
 from echo_hooks.graph.program import Phase

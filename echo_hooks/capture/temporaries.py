@@ -8,7 +8,7 @@ library knows (cuDNN's).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ _EMBEDDING_WITHOUT_SORT = 3072  # Embedding.cu: up to so many indices one kernel
 _EMBEDDING_ROWS_PER_THREAD = 10  # EmbeddingBackwardKernel.cu: NROWS_PER_THREAD
 
 
-def temporaries(func, args: tuple, kwargs: dict[str, Any], result: Any) -> tuple[int, ...]:
+def temporaries(func, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> tuple[int, ...]:
     """Sizes in bytes of what the op's kernel holds beside its arguments and ``result`` at its fullest moment."""
     rule = _RULES.get(func._schema.name.removeprefix("aten::").rstrip("_"))
     if rule is None:

@@ -7,6 +7,7 @@ from collections import defaultdict
 import torch
 
 from echo_hooks.devices.allocator import CachingAllocator
+from echo_hooks.devices.allocator_blocks import Block
 from echo_hooks.devices.pretended import Pretended, Storage
 from echo_hooks.graph.memory import HOLDERS
 from echo_hooks.graph.program import Phase
@@ -85,18 +86,26 @@ class Memory:
         if key in self._workspaces or not self.workspace_bytes:
             return
         self._workspaces.add(key)
+        self._workspace(self.workspace_bytes, 0)
+
+    def pass_through(self, sizes: tuple[int, ...]) -> None:
+        """A kernel holds so much for itself and gives it back at its end."""
+        recorder = self.recorder
+        held = [(bytes, self._number + 1, self._workspace(bytes, recorder.module)) for bytes in sizes]
+        for bytes, number, block in held:
+            self.allocator.free(block)
+            recorder.memory.append(
+                len(recorder.program), number, -bytes, recorder.stream, _WORKSPACES, recorder.module, recorder.phase
+            )
+
+    def _workspace(self, bytes: int, module: int) -> Block:
+        recorder = self.recorder
         self._number += 1
         self._holder[self._number] = _WORKSPACES
-        self.allocator.allocate(self.workspace_bytes, recorder.stream)
         recorder.memory.append(
-            len(recorder.program),
-            self._number,
-            self.workspace_bytes,
-            recorder.stream,
-            _WORKSPACES,
-            0,
-            recorder.phase,
+            len(recorder.program), self._number, bytes, recorder.stream, _WORKSPACES, module, recorder.phase
         )
+        return self.allocator.allocate(bytes, recorder.stream)
 
     def free(self, storage: Storage) -> None:
         if storage.handle is _ON_HOST:

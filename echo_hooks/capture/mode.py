@@ -86,6 +86,8 @@ class CaptureMode(TorchDispatchMode):
         plan = self.planner.plan(func, args, kwargs, tensors)
         self._record(plan)
         result = self._build(plan.outputs, tensors)
+        if plan.temporaries:
+            self.memory.pass_through(plan.temporaries)
         constant = special.CONSTANTS.get(func)
         if constant is not None and isinstance(result, Pretended) and result.numel() <= shadows.INTEGERS_MAX_ELEMENTS:
             value = constant(args, kwargs, result)

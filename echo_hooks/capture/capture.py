@@ -90,8 +90,8 @@ class Capture:
         whole = recorder.program.program()
         if self.memory.peak_host_bytes >= HOST_MEMORY_TOLD_BYTES:
             recorder.note(
-                f"host memory: large tensors of this rank hold up to {self.memory.peak_host_bytes / 2**30:.1f} GiB there "
-                "(parameters built on the CPU, offloaded states); every rank of a node adds its own"
+                f"host memory: large tensors of this rank hold up to {self.memory.peak_host_bytes / 2**30:.1f} GiB "
+                "there (parameters built on the CPU, offloaded states); every rank of a node adds its own"
             )
         memory = self.memory.summary()  # first: it corrects the events' holders
         memory_events = recorder.memory.columns()

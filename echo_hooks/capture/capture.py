@@ -26,9 +26,6 @@ from echo_hooks.graph.recorder import Recorder
 from echo_hooks.graph.rundir import RankTrace
 from echo_hooks.patching import PatchSet
 
-HOST_MEMORY_TOLD_BYTES = 1 << 30
-"""From here on a rank's large host tensors are worth a sentence: eight ranks fill a small host's memory."""
-
 
 class Capture:
     """Watches the script between ``start()`` and ``stop()``; ``trace()`` gives the measured steps.
@@ -88,11 +85,6 @@ class Capture:
         steps, recorder = self.steps, self.recorder
         steps.finish()
         whole = recorder.program.program()
-        if self.memory.peak_host_bytes >= HOST_MEMORY_TOLD_BYTES:
-            recorder.note(
-                f"host memory: large tensors of this rank hold up to {self.memory.peak_host_bytes / 2**30:.1f} GiB "
-                "there (parameters built on the CPU, offloaded states); every rank of a node adds its own"
-            )
         memory = self.memory.summary()  # first: it corrects the events' holders
         memory_events = recorder.memory.columns()
         made = len(steps.boundaries)

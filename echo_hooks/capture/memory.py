@@ -8,6 +8,7 @@ import torch
 
 from echo_hooks.devices.allocator import CachingAllocator
 from echo_hooks.devices.allocator_blocks import Block
+from echo_hooks.devices.host_memory import HostMemory
 from echo_hooks.devices.pretended import Pretended, Storage
 from echo_hooks.graph.memory import HOLDERS
 from echo_hooks.graph.program import Phase
@@ -16,12 +17,9 @@ from echo_hooks.graph.roles import MemorySummary
 
 _PARAMETERS, _GRADIENTS, _OPTIMIZER, _ACTIVATIONS, _COMMUNICATION, _OTHER, _WORKSPACES = range(len(HOLDERS))
 
-_ON_HOST = object()
-"""The ``handle`` of a storage in host memory, which no allocator is modelled for."""
-
 
 class Memory:
-    """Makes and frees storages; ``summary()`` gives the peak and what held it.
+    """Makes and frees storages, on the device and on the host; ``summary()`` gives the peaks and what held them.
 
     A storage's holder is guessed from the phase it appears in and corrected once a module or an optimizer is seen
     to own it.
@@ -31,14 +29,13 @@ class Memory:
         """``workspace_bytes``: what each thread and stream that multiplies matrices holds from then on."""
         self.recorder = recorder
         self.allocator = allocator
+        self.host = HostMemory()
         self.workspace_bytes = workspace_bytes
         self._workspaces: set[tuple[bool, int]] = set()
         self.in_training = False  # set at the first module call
         self._number = 0
         self._holder: dict[int, int] = {}
         self._unowned: dict[int, int] = {}  # living storages held as activations, and the phase they appeared in
-        self._host_bytes = 0
-        self.peak_host_bytes = 0  # of the large tensors that are pretended on the host too
 
     def new(self, bytes: int, device: torch.device) -> Storage:
         self._number += 1
@@ -61,9 +58,7 @@ class Memory:
         if not bytes:
             return
         if storage.device.type == "cpu":
-            storage.handle = _ON_HOST
-            self._host_bytes += bytes
-            self.peak_host_bytes = max(self.peak_host_bytes, self._host_bytes)
+            storage.handle = self.host.allocate(bytes)
             return
         recorder = self.recorder
         holder = self._holder.get(storage.number)
@@ -107,10 +102,15 @@ class Memory:
         )
         return self.allocator.allocate(bytes, recorder.stream)
 
+    def pin(self, storage: Storage) -> None:
+        if storage.device.type == "cpu" and storage.handle is not None:
+            self.host.pin(storage.handle)
+
     def free(self, storage: Storage) -> None:
-        if storage.handle is _ON_HOST:
-            self._host_bytes -= storage.bytes
-            storage.handle, storage.bytes = None, 0
+        if storage.device.type == "cpu":
+            self.host.free(storage.handle)
+            storage.handle = None
+            storage.bytes = 0
             return
         recorder = self.recorder
         recorder.enter()
@@ -186,4 +186,6 @@ class Memory:
             peak_reserved_bytes=self.allocator.peak_reserved_bytes,
             held_at_peak={HOLDERS[h]: b for h, b in sorted(at_peak.items()) if b},
             peak_by_phase={Phase(p).name.lower(): b for p, b in sorted(by_phase.items())},
+            host_peak_bytes=self.host.peak_bytes,
+            host_pinned_bytes=self.host.pinned_bytes,
         )

@@ -85,9 +85,7 @@ class Calibration:
             if key in self.scalings:
                 return self.scalings[key]
         if algorithm == "p2p":
-            return sends_like_rings(
-                self._scaling(scope, "ring", protocol, ""), self._scaling(scope, "ring", "ll", "")
-            )
+            return sends_like_rings(self._scaling(scope, "ring", protocol, ""), self._scaling(scope, "ring", "ll", ""))
         if scope == "network":  # without data from between nodes: links there as NCCL has them
             node = self._scaling("node", algorithm, protocol, "")
             channel_us = max(node.channel_us, UNSEEN_NET_CHANNEL_US)

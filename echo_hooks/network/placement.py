@@ -75,7 +75,9 @@ class Placement:
 
     def layout(self, cluster: Cluster) -> Layout:
         alike = len(set(self.places)) == 1
-        return self._layout(len(self.ranks), len(self.nodes), max(self.places, key=len), self.nics_per_node, alike, cluster)
+        return self._layout(
+            len(self.ranks), len(self.nodes), max(self.places, key=len), self.nics_per_node, alike, cluster
+        )
 
     def with_ranks(self, nodes: int, per_node: int, cluster: Cluster) -> Layout:
         """The same group on its first ``nodes`` nodes (or as many more as that is), with ``per_node`` ranks on each:

@@ -28,11 +28,7 @@ _ALL_PER_NODE = 8
 def fuller(per_node: int, full: int) -> list[int]:
     """Ranks per node, from ``per_node`` on, that groups are compared at: all up to 8, then powers of two and ``full``
     (a whole node)."""
-    return [
-        g
-        for g in range(per_node, full + 1)
-        if g <= _ALL_PER_NODE or g in (per_node, full) or g & (g - 1) == 0
-    ]
+    return [g for g in range(per_node, full + 1) if g <= _ALL_PER_NODE or g in (per_node, full) or g & (g - 1) == 0]
 
 
 def over_nodes(

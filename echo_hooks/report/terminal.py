@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from echo_hooks.graph.problems import BROKEN_PLAN, rank_ranges
+from echo_hooks.report.host_memory import host_text
 from echo_hooks.report.quantities import bytes_text, decimal_text, decimals_for, duration_text, percent_text
 from echo_hooks.report.report import PAGE_FILE, PERFETTO_FILE, Report, RoleReport
 from echo_hooks.report.text import heading, line, row, show, table
@@ -220,6 +221,8 @@ def _print_memory(report: Report, console: Console) -> None:
             line(console, f"at the peak of {fullest.name}: {', '.join(held)}")
         if extra:
             line(console, f"extra: {', '.join(extra)}")
+    if report.host is not None:
+        line(console, host_text(report.host))
 
 
 def _largest(sizes: dict[str, int]) -> list[tuple[str, int]]:

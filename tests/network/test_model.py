@@ -181,7 +181,9 @@ def test_no_algorithm_sends_faster_than_its_links(model, name, group, k):
     below what it counts on of a link; a calibration may find more, up to the wire."""
     ranks = GROUPS[group]
     try:
-        cost = WIRES[model].collective(name, ranks, 1 << k, "bfloat16", root=ranks[0] if name in ("broadcast", "reduce") else -1)
+        cost = WIRES[model].collective(
+            name, ranks, 1 << k, "bfloat16", root=ranks[0] if name in ("broadcast", "reduce") else -1
+        )
     except UsageError:  # forced where NCCL cannot run it
         return
     nodes = len({r // 8 for r in ranks})
@@ -325,7 +327,9 @@ def test_sends_between_nodes_take_at_most_the_nic():
 @pytest.mark.parametrize("places", [(0,), (3,), (0, 1), (0, 4), (5, 6, 7), tuple(range(8))])
 def test_the_fullest_link_of_even_traffic_is_that_of_all_its_pairs(name, places):
     for nics, rails, levels in itertools.product((8, 2), (False, True), ((), (Level("leaf", 2, 2.0),))):
-        model = CommunicationModel(changed(load_cluster("h100-sxm:6x8"), nics_per_node=nics, rails=rails, levels=levels))
+        model = CommunicationModel(
+            changed(load_cluster("h100-sxm:6x8"), nics_per_node=nics, rails=rails, levels=levels)
+        )
         for nodes in (1, 2, 3, 5):
             placement = model.placement(tuple(8 * n + i for n in range(nodes) for i in places))
             root = placement.ranks[-1] if name != "all_to_all" else -1

@@ -7,6 +7,8 @@ from collections import defaultdict
 import torch
 
 from echo_hooks.devices.allocator import CachingAllocator
+from echo_hooks.devices.allocator_blocks import Block
+from echo_hooks.devices.host_memory import HostMemory
 from echo_hooks.devices.pretended import Pretended, Storage
 from echo_hooks.graph.memory import HOLDERS
 from echo_hooks.graph.program import Phase
@@ -17,7 +19,7 @@ _PARAMETERS, _GRADIENTS, _OPTIMIZER, _ACTIVATIONS, _COMMUNICATION, _OTHER, _WORK
 
 
 class Memory:
-    """Makes and frees storages; ``summary()`` gives the peak and what held it.
+    """Makes and frees storages, on the device and on the host; ``summary()`` gives the peaks and what held them.
 
     A storage's holder is guessed from the phase it appears in and corrected once a module or an optimizer is seen
     to own it.
@@ -27,6 +29,7 @@ class Memory:
         """``workspace_bytes``: what each thread and stream that multiplies matrices holds from then on."""
         self.recorder = recorder
         self.allocator = allocator
+        self.host = HostMemory()
         self.workspace_bytes = workspace_bytes
         self._workspaces: set[tuple[bool, int]] = set()
         self.in_training = False  # set at the first module call
@@ -52,7 +55,10 @@ class Memory:
 
     def _allocate(self, storage: Storage, bytes: int) -> None:
         storage.bytes = bytes
-        if not bytes or storage.device.type == "cpu":
+        if not bytes:
+            return
+        if storage.device.type == "cpu":
+            storage.handle = self.host.allocate(bytes)
             return
         recorder = self.recorder
         holder = self._holder.get(storage.number)
@@ -75,20 +81,37 @@ class Memory:
         if key in self._workspaces or not self.workspace_bytes:
             return
         self._workspaces.add(key)
+        self._workspace(self.workspace_bytes, 0)
+
+    def pass_through(self, sizes: tuple[int, ...]) -> None:
+        """A kernel holds so much for itself and gives it back at its end."""
+        recorder = self.recorder
+        held = [(bytes, self._number + 1, self._workspace(bytes, recorder.module)) for bytes in sizes]
+        for bytes, number, block in held:
+            self.allocator.free(block)
+            recorder.memory.append(
+                len(recorder.program), number, -bytes, recorder.stream, _WORKSPACES, recorder.module, recorder.phase
+            )
+
+    def _workspace(self, bytes: int, module: int) -> Block:
+        recorder = self.recorder
         self._number += 1
         self._holder[self._number] = _WORKSPACES
-        self.allocator.allocate(self.workspace_bytes, recorder.stream)
         recorder.memory.append(
-            len(recorder.program),
-            self._number,
-            self.workspace_bytes,
-            recorder.stream,
-            _WORKSPACES,
-            0,
-            recorder.phase,
+            len(recorder.program), self._number, bytes, recorder.stream, _WORKSPACES, module, recorder.phase
         )
+        return self.allocator.allocate(bytes, recorder.stream)
+
+    def pin(self, storage: Storage) -> None:
+        if storage.device.type == "cpu" and storage.handle is not None:
+            self.host.pin(storage.handle)
 
     def free(self, storage: Storage) -> None:
+        if storage.device.type == "cpu":
+            self.host.free(storage.handle)
+            storage.handle = None
+            storage.bytes = 0
+            return
         recorder = self.recorder
         recorder.enter()
         self.allocator.free(storage.handle)
@@ -163,4 +186,6 @@ class Memory:
             peak_reserved_bytes=self.allocator.peak_reserved_bytes,
             held_at_peak={HOLDERS[h]: b for h, b in sorted(at_peak.items()) if b},
             peak_by_phase={Phase(p).name.lower(): b for p, b in sorted(by_phase.items())},
+            host_peak_bytes=self.host.peak_bytes,
+            host_pinned_bytes=self.host.pinned_bytes,
         )

@@ -74,7 +74,8 @@ class CaptureMode(TorchDispatchMode):
             handler = special.HANDLERS.get(func)
             if handler is not None:
                 return handler(self, func, args, kwargs)
-            return self.replay(func, args, self._with_device(kwargs))
+            result = self.replay(func, args, self._with_device(kwargs))
+            return pinned.pin(result) if kwargs.get("pin_memory") else result
         finally:
             recorder.leave()
 
@@ -86,6 +87,8 @@ class CaptureMode(TorchDispatchMode):
         plan = self.planner.plan(func, args, kwargs, tensors)
         self._record(plan)
         result = self._build(plan.outputs, tensors)
+        if plan.temporaries:
+            self.memory.pass_through(plan.temporaries)
         constant = special.CONSTANTS.get(func)
         if constant is not None and isinstance(result, Pretended) and result.numel() <= shadows.INTEGERS_MAX_ELEMENTS:
             value = constant(args, kwargs, result)
@@ -195,7 +198,7 @@ class CaptureMode(TorchDispatchMode):
         return False
 
     def _with_device(self, kwargs):
-        """A device without an index is the current one; pinning means nothing to a pretended tensor."""
+        """A device without an index is the current one; what is to be pinned is made without a driver first."""
         device = kwargs.get("device")
         if device is not None and device.type != "cpu" and device.index is None:
             kwargs = {**kwargs, "device": torch.device(device.type, torch.cuda.current_device())}

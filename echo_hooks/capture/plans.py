@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from echo_hooks.capture import kernels_only, shadows
 from echo_hooks.capture.costs import signature
+from echo_hooks.capture.temporaries import temporaries
 from echo_hooks.devices.pretended import Pretended
 from echo_hooks.graph.ops import OpSignature, OpTable
 
@@ -82,7 +83,7 @@ class Plan:
     ``written``: places of the tensors that the op writes. ``signature``: None when nothing runs. On a ``device`` of
     type "cpu" the op is the host's work, on large tensors that are pretended there too.
     ``op``: its index in the op ``table`` of the rank that last used the plan. ``shadowed``: worth running on shadows.
-    ``multiplies``: runs in cuBLAS.
+    ``multiplies``: runs in cuBLAS. ``temporaries``: bytes of what its kernel holds for itself while it runs.
     """
 
     outputs: Any
@@ -93,6 +94,7 @@ class Plan:
     op: int = -1
     table: OpTable | None = None
     multiplies: bool = False
+    temporaries: tuple[int, ...] = ()
 
 
 def key_of(value: Any, tensors: list[torch.Tensor]) -> Any:
@@ -166,7 +168,8 @@ class Planner:
         described = signature(func, fake_args, fake_kwargs, result, [tensors[i] for i in written]) if launches else None
         if described is not None and not described.bytes_read and not described.bytes_written:
             described = None  # only empty tensors: nothing is launched
-        return Plan(outputs, written, described, device, _worth_shadowing(func, outputs))
+        held = temporaries(func, fake_args, fake_kwargs, result) if described and device.type != "cpu" else ()
+        return Plan(outputs, written, described, device, _worth_shadowing(func, outputs), temporaries=held)
 
     def _run(self, func, args, kwargs) -> Any:
         rule = kernels_only.rule(func)

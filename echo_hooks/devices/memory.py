@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from echo_hooks.devices.allocator import Block, CachingAllocator
+from echo_hooks.devices.allocator import CachingAllocator
+from echo_hooks.devices.allocator_blocks import Block
 from echo_hooks.devices.state import active
 from echo_hooks.devices.tables import bindings, everywhere
 from echo_hooks.patching import Patch

@@ -19,6 +19,7 @@ def pin(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` itself, whose storage counts as pinned from now on."""
     if isinstance(tensor, Pretended):
         _pretended.add(tensor.echo_storage)
+        tensor.echo_storage.owner.pin(tensor.echo_storage)
         return tensor
     if len(_real) >= _PURGE_AT:
         for key in [key for key, reference in _real.items() if reference.expired()]:

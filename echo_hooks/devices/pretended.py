@@ -22,6 +22,8 @@ class StorageOwner(Protocol):
 
     def resize(self, storage: Storage, bytes: int) -> None: ...
 
+    def pin(self, storage: Storage) -> None: ...
+
 
 class Storage:
     """Stands for one device allocation; shared by a tensor and its views, freed when the last of them goes."""
@@ -34,7 +36,7 @@ class Storage:
         self.device = device
         self.stream = stream
         self.owner = owner
-        self.handle: Any = None  # the allocator's block
+        self.handle: Any = None  # the block of device or host memory
         self.version = 0  # bumped by writes whose result is not known
 
     def __del__(self):

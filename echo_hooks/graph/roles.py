@@ -13,7 +13,8 @@ class MemorySummary:
 
     ``held_at_peak``: bytes by holder ("parameters", "gradients", "optimizer", "activations", "communication",
     "other") at the moment of the allocated peak. ``extra``: what no tensor holds, by name ("context",
-    "communicators", "workspace").
+    "communicators", "workspace"). ``host_peak_bytes``: what large CPU tensors and page-locked memory take of the host
+    at most; ``host_pinned_bytes``: page-locked in the end. 0 where nothing is known of them.
     """
 
     peak_allocated_bytes: int = 0
@@ -21,6 +22,8 @@ class MemorySummary:
     held_at_peak: dict[str, int] = field(default_factory=dict)
     peak_by_phase: dict[str, int] = field(default_factory=dict)
     extra: dict[str, int] = field(default_factory=dict)
+    host_peak_bytes: int = 0
+    host_pinned_bytes: int = 0
 
 
 @dataclass

@@ -41,7 +41,8 @@ class Cluster:
 
     ``scale_up``: accelerators of a node are joined by a "switch" (any pair at full speed) or a "mesh" (a pair has
     1 / (accelerators_per_node - 1) of an accelerator's bandwidth). ``multicast``: that switch can reduce and replicate
-    (NVLink SHARP). ``host_cpu``: vendor, which NCCL's choices depend on. ``nic_bandwidth_bytes_per_s``: one NIC, one
+    (NVLink SHARP). ``host_cpu``: vendor, which NCCL's choices depend on. ``host_memory_bytes``: of one
+    node, None where the file does not say. ``nic_bandwidth_bytes_per_s``: one NIC, one
     way, line rate. ``rails``: NIC k of every node is on the k-th leaf switch, so that a leaf joins NICs, not nodes.
     ``levels``: from the node outwards; beyond the last one the network does not block.
     ``sources``, ``bands``: dotted key of the file -> where the number is from, and (low, high).
@@ -59,6 +60,7 @@ class Cluster:
     transport: str
     rails: bool
     levels: tuple[Level, ...] = ()
+    host_memory_bytes: int | None = None
     sources: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
     bands: dict[str, tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -106,6 +108,7 @@ def describe_cluster(cluster: Cluster) -> dict[str, Any]:
             "bandwidth_bytes_per_s": cluster.accelerator.scaleup_bandwidth_bytes_per_s,
         },
         "host_cpu": cluster.host_cpu,
+        "host_memory_bytes": cluster.host_memory_bytes,
         "nics_per_node": cluster.nics_per_node,
         "nic_bandwidth_bytes_per_s": cluster.nic_bandwidth_bytes_per_s,
         "transport": cluster.transport,
@@ -192,6 +195,7 @@ def _cluster(
     if multicast and scale_up != "switch":
         raise node.error("multicast", 'only a "switch" can reduce and replicate; true should be false')
     host_cpu = node.choice("host_cpu", HOST_CPUS)
+    host_memory_bytes = int(node.quantity("host_memory", "bytes")) if "host_memory" in node else None
     node.done()
     fabric = fields.table("fabric")
     transport = fabric.choice("transport", TRANSPORTS)
@@ -212,6 +216,7 @@ def _cluster(
         transport=transport,
         rails=rails,
         levels=levels,
+        host_memory_bytes=host_memory_bytes,
         sources=provenance.sources,
         bands=provenance.bands,
     )

@@ -82,7 +82,12 @@ class Recorder:
                 if batch and (len(batch) >= BATCH_CALLS or held + size > BATCH_BYTES):
                     progress.measured += self._measure(batch)
                     batch, held = [], 0
-                call = self._prepared(signature)
+                try:
+                    call = self._prepared(signature, alone=not batch)
+                except _Full:  # the calls in wait hold the device's memory
+                    progress.measured += self._measure(batch)
+                    batch, held = [], 0
+                    call = self._prepared(signature, alone=True)
                 if call is not None:
                     batch.append((signature, call))
                     held += size
@@ -95,15 +100,18 @@ class Recorder:
         progress.seconds = self.clock() - began
         return progress
 
-    def _prepared(self, signature: OpSignature) -> Callable[[], Any] | None:
-        """The call, made once; None for one that cannot be made, which is written down."""
+    def _prepared(self, signature: OpSignature, *, alone: bool) -> Callable[[], Any] | None:
+        """The call, made once; None for one that cannot be made, which is written down.
+
+        ``alone``: no other call waits; else a lack of memory raises _Full.
+        """
         try:
             call = self.rebuild(signature)
             self.timer.warm_up(call)
             return call
-        except Fatal:
-            raise
         except Exception as error:  # whatever an op raises on made-up operands
+            if type(error).__name__ == "OutOfMemoryError" and not alone:
+                raise _Full from None
             why = (str(error).splitlines() or [type(error).__name__])[0][:160]
             self._unmeasured(signature, why)
             if "CUDA error" in str(error) or "device-side assert" in str(error):
@@ -174,6 +182,10 @@ class Recorder:
             kernels=len(middle.kernels),
             kernel_names=tuple(names.items()),
         )
+
+
+class _Full(Exception):
+    """No memory is left beside the calls that wait to be measured."""
 
 
 class Fatal(Exception):

@@ -79,6 +79,9 @@ def print_memory(role: Role, trace: RankTrace, console: Console) -> None:
     line(console, f"peak reserved  {bytes_text(memory.peak_reserved_bytes)}, whole run (allocator modelled)")
     names = ", ".join(f"{name} {bytes_text(size)}" for name, size in sorted(memory.extra.items()) if size)
     line(console, f"extra          {bytes_text(extra)}" + (f": {names}" if names else ""))
+    if memory.host_peak_bytes:
+        pinned = f", {bytes_text(memory.host_pinned_bytes)} of it page-locked" if memory.host_pinned_bytes else ""
+        line(console, f"host           {bytes_text(memory.host_peak_bytes)} in CPU tensors at their peak{pinned}")
     peaks = phase_peaks(trace)
     if not peaks:
         line(console, "no memory event was recorded in the measured steps")

@@ -20,6 +20,7 @@ from echo_hooks.graph.program import Kind
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import Run
 from echo_hooks.report.activity import CommunicationRow, ComputeRow, communication_rows, compute_by_class
+from echo_hooks.report.host_memory import host_memory, host_problem, host_text
 from echo_hooks.report.quantities import bytes_text, ranks_text
 from echo_hooks.report.utilisation import utilisation
 
@@ -43,7 +44,8 @@ class RoleReport:
     ``extra_bytes``: device memory that no tensor holds, by name. ``fits``: peak_reserved_bytes and extra_bytes together
     are within ``capacity_bytes``. ``slowdown``: ms per step by which the "kernels" and the "communication" of
     ``busiest_rank`` take longer than each alone, because they run together or share links; the kernels' is within the
-    breakdown's compute.
+    breakdown's compute. ``host_peak_bytes``: what one rank's large CPU tensors take of its node's memory at most;
+    ``host_pinned_bytes``: page-locked of it.
     """
 
     name: str
@@ -65,6 +67,8 @@ class RoleReport:
     communication: list[CommunicationRow] = field(default_factory=list)
     compute: list[ComputeRow] = field(default_factory=list)
     slowdown: dict[str, float] = field(default_factory=dict)
+    host_peak_bytes: int = 0
+    host_pinned_bytes: int = 0
 
     @property
     def needed_bytes(self) -> int:
@@ -79,7 +83,8 @@ class Report:
     by kind of truth. ``assumptions``: ``kind``, ``value``, ``site``, ``count``, ``ranks`` (traced ranks it was seen
     on); what Echo has to say about its own numbers is there too, as kind "note". ``problems``: ``kind``, ``message``,
     ``ranks``, ``site``. ``timings``: seconds of real time. ``moe``: with --moe-skew its ``skew`` and the figures of a
-    ``balanced`` load of experts (``step_time_ms``, ``peak_reserved_bytes``), the other end of the range.
+    ``balanced`` load of experts (``step_time_ms``, ``peak_reserved_bytes``), the other end of the range. ``host``:
+    the node whose ranks take most of its memory (`report.host_memory`), None where none is known to take any.
     """
 
     format: int
@@ -98,6 +103,7 @@ class Report:
     problems: list[dict[str, Any]]
     timings: dict[str, float]
     moe: dict[str, Any] | None = None
+    host: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -127,6 +133,10 @@ def build_report(run: Run, composition: Composition, cluster: Cluster, *, timing
     roles = [_role_report(run, role, composition, cluster) for role in run.roles]
     critical = composition.timelines[composition.critical] if composition.timelines else None
     problems = [*composition.problems, *(_out_of_memory(role) for role in roles if not role.fits)]
+    host = host_memory(run, cluster)
+    no_room = host_problem(host)
+    if no_room is not None:
+        problems.append(no_room)
     return Report(
         format=REPORT_FORMAT,
         step_time_ms=None if step_us is None else step_us / 1e3,
@@ -148,6 +158,7 @@ def build_report(run: Run, composition: Composition, cluster: Cluster, *, timing
             **timings,
         },
         moe=run.manifest["moe"] if isinstance(run.manifest.get("moe"), dict) else None,
+        host=host,
     )
 
 
@@ -186,6 +197,8 @@ def _role_report(run: Run, role: Role, composition: Composition, cluster: Cluste
         fits=memory.peak_reserved_bytes + sum(memory.extra.values()) <= capacity,
         held_at_peak=dict(memory.held_at_peak),
         peak_by_phase=dict(memory.peak_by_phase),
+        host_peak_bytes=memory.host_peak_bytes,
+        host_pinned_bytes=memory.host_pinned_bytes,
     )
     timelines = [t for t in composition.timelines if t.role == role.name]
     if timelines:
@@ -300,6 +313,7 @@ def read_report(path: Path) -> Report:
             )
             for role in value["roles"]
         ]
+        value.setdefault("host", None)  # reports of before it was known have none
         report = Report(**{f.name: value[f.name] for f in fields(Report)} | {"roles": roles})
         _check(report)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -325,6 +339,8 @@ def _check(report: Report) -> None:
     for role in report.roles:
         if not all(isinstance(n, int) for n in (role.needed_bytes, role.peak_allocated_bytes, role.capacity_bytes)):
             raise TypeError("a memory size is no whole number")
+    if report.host is not None:
+        host_text(report.host)
     for assumption in report.assumptions:
         _ = assumption["kind"], assumption["value"], assumption["site"], int(assumption["count"])
     for problem in report.problems:

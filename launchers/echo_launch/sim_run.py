@@ -22,6 +22,7 @@ from echo_hooks.overlap.slowdowns import checked
 from echo_hooks.report.comparison import compare as compare_with
 from echo_hooks.report.comparison import print_comparison
 from echo_hooks.report.files import write_files
+from echo_hooks.report.host_memory import host_memory, host_text
 from echo_hooks.report.measured import read_measured
 from echo_hooks.report.memory import print_memory
 from echo_hooks.report.perfetto import write_perfetto
@@ -71,9 +72,14 @@ def memory(arguments: argparse.Namespace) -> int:
     if run.manifest.get("cluster"):
         cluster = _cluster(run, None)
         add_extra_memory(run, cluster.accelerator, network_of(run, cluster))
+        host = host_memory(run, cluster)
+    else:
+        host = None
     console = Console()
     for role in _roles(run, arguments.role):
         print_memory(role, run.traces[role.traced_rank], console)
+    if host is not None:
+        line(console, host_text(host))
     return 0
 
 

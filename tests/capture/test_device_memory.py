@@ -51,7 +51,11 @@ def test_the_host_takes_no_device_memory(echo):
     assert allocated(echo) == 0
     on_device = on_host.cuda()
     assert allocated(echo) == 4 << 20
-    del on_device
+    del on_device, on_host
+    gc.collect()
+    again = torch.empty(512, 1024)
+    assert echo.capture.memory.host.peak_bytes == 4 << 20  # the first was gone when this came
+    del again
 
 
 def test_resizing_a_storage_frees_it(echo):
@@ -212,3 +216,33 @@ def test_a_collective_that_nobody_waits_for_keeps_nothing(echo, monkeypatch):
         assert allocated(echo) == before
     finally:
         dist.destroy_process_group()
+
+
+def test_large_tensors_on_the_host_are_counted_there(echo):
+    host = echo.capture.memory.host
+    states = [torch.zeros(1 << 20) for _ in range(3)]  # 4 MiB each, as an optimizer on the host keeps them
+    assert allocated(echo) == 0 and host.peak_bytes == 12 << 20
+    del states
+    gc.collect()
+    assert echo.capture.memory.host.peak_bytes == 12 << 20
+    buffer = torch.empty(3 << 18, pin_memory=True)  # 3 MiB: the host allocator takes 4
+    assert buffer.is_pinned() and host.pinned_bytes == 4 << 20
+    assert torch.empty(3 << 18).pin_memory().is_pinned() and host.pinned_bytes == 8 << 20
+    summary = echo.capture.memory.summary()
+    assert (summary.host_peak_bytes, summary.host_pinned_bytes) == (12 << 20, 8 << 20)
+
+
+def test_offloaded_shards_stay_on_the_host(echo):
+    """FSDP2's CPUOffloadPolicy: this rank's eighth of the parameters, their gradients and both states of Adam."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+    dist.init_process_group("nccl")
+    model = nn.Linear(4096, 4096, bias=False)  # 64 MiB, 8 MiB a rank
+    fully_shard(model, offload_policy=CPUOffloadPolicy())
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(4, 4096, device="cuda")).sum().backward()
+    optimizer.step()
+    gc.collect()
+    host = echo.capture.memory.host
+    assert (host.pageable_bytes, host.pinned_bytes) == (3 * 8 << 20, 8 << 20)
+    dist.destroy_process_group()

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from echo_hooks.devices.allocator import CachingAllocator, allocator_settings, round_size, segment_size
+from echo_hooks.devices.allocator import CachingAllocator, allocator_settings
+from echo_hooks.devices.allocator_blocks import round_size, segment_size
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 

@@ -160,3 +160,11 @@ def test_a_preset_and_a_size_of_its_own_disagree(tmp_path):
 def test_missing_file():
     with pytest.raises(UsageError, match=r"nowhere\.toml"):
         load_cluster("nowhere.toml")
+
+
+def test_memory_of_a_node_is_stated_or_not_known(tmp_path):
+    assert load_cluster("h100-sxm:1x8").host_memory_bytes is None
+    stated = 'format = 1\npreset = "h100-sxm:1x8"\n[node]\nhost_memory = { value = "2 TiB", source = "by hand" }\n'
+    assert load_cluster(write(tmp_path, stated)).host_memory_bytes == 2 << 40
+    with pytest.raises(UsageError, match="host_memory"):
+        load_cluster(write(tmp_path, stated.replace("2 TiB", "two")))

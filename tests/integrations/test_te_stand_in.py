@@ -12,6 +12,7 @@ import torch
 from echo_hooks.graph.program import Kind
 from echo_hooks.session import Job, Stage
 from echo_hooks.timing.classes import op_class
+from echo_hooks.timing.roofline import estimate
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,23 @@ def test_eight_bit_products_have_eight_bit_operands(te, watch):
         {"float8_e5m2", "float8_e4m3fn"},
     ]
     assert [k.flops for k in products] == [2 * 32 * 64 * 128] * 3
+
+
+def test_eight_bit_products_are_timed_at_the_eight_bit_peak(te, watch, stage):
+    def product_us(eight_bits: bool) -> float:
+        with watch() as capture:
+            layer = te.Linear(8192, 8192, bias=False, params_dtype=torch.bfloat16)
+            x = torch.empty(8192, 8192, dtype=torch.bfloat16, device="cuda")
+            with te.fp8_autocast(enabled=eight_bits), torch.no_grad():
+                layer(x)
+            (product,) = (k for k in kernels(capture) if k.flops)
+        return estimate(product, stage.accelerator).duration_us
+
+    peaks = stage.accelerator.peak_flops
+    fixed_us = 10  # launch and ramp, of some 1300 microseconds
+    assert product_us(False) / product_us(True) == pytest.approx(
+        peaks["float8"] / peaks["bfloat16"], abs=fixed_us / 600
+    )
 
 
 def test_the_gradient_of_a_weight_is_added_by_its_product(te, watch):

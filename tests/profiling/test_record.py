@@ -122,6 +122,22 @@ def test_a_lost_device_ends_the_recording_and_keeps_its_rows(tmp_path):
     assert read_database(path).unmeasured
 
 
+def test_what_does_not_fit_beside_the_others_is_measured_alone(tmp_path):
+    timer = FakeTimer()
+    OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {})
+
+    def tight(s):
+        if s is SUM and not timer.batches:
+            raise OutOfMemoryError("CUDA out of memory")
+        return rebuild(s, CPU, torch.Generator())
+
+    done = recorder(tmp_path / "p.parquet", rebuild=tight, timer=timer).record([PRODUCT, SUM])
+    assert done.measured == 2 and timer.batches == [1, 1]
+    timer.batches.clear()
+    recorder(tmp_path / "r.parquet", rebuild=tight, timer=timer).record([SUM])
+    assert read_database(tmp_path / "r.parquet").unmeasured[0][1] == "CUDA out of memory"
+
+
 def test_a_batch_whose_events_do_not_fit_is_halved(tmp_path):
     class Picky(FakeTimer):
         def measure(self, calls, plan):

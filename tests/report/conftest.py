@@ -160,7 +160,9 @@ def cluster():
     accelerator = SimpleNamespace(
         name="tiny", product="Tiny 1", memory_bytes=128 * MIB, peak_flops={"bfloat16": 1e15, "float32": 1e14}
     )
-    return SimpleNamespace(name="tiny:1x2", accelerator=accelerator, nodes=1, accelerators_per_node=2)
+    return SimpleNamespace(
+        name="tiny:1x2", accelerator=accelerator, nodes=1, accelerators_per_node=2, host_memory_bytes=None
+    )
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from echo_hooks.report.report import NO_BAND, build_report, read_report
 MIB = 1 << 20
 KEYS = ["format", "step_time_ms", "step_time_p10_ms", "step_time_p90_ms", "world_size", "cluster"]
 KEYS += ["tokens_per_second", "model_flops_per_step", "mfu", "breakdown", "roles", "evidence", "assumptions"]
-KEYS += ["problems", "timings", "moe"]
+KEYS += ["problems", "timings", "moe", "host"]
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def samples(planned: list[Planned], scaling_of: Callable[[str, str], Scaling]) -
 
 
 class Steps:
-    """Durations over ``SIZES`` of ``sample(comm, reach)``, which takes NCCL's choice from ``comm`` and the duration from
+    """Durations over ``SIZES`` of ``sample(comm, reach)``, which takes NCCL's choice from ``comm`` and the time from
     ``reach``.
 
     ``samples``: what runs, on the links as they are. ``first``: their running maximum over sizes. ``bounded``: the

@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: demo test test-slow lint clean
 
 # GPT-3 175B on 96 H800: tensor parallel 8, pipeline parallel 12. Without recomputation the first stages hold the
-# activations of 12 and 11 micro-batches, more than their 80 GB take: exit status 3, the verdict that a plan does not
+# activations of up to 12 micro-batches, more than their 80 GB take: exit status 3, the verdict that a plan does not
 # work. Here that is an answer and a good end; any other status but 0 is a failure.
 DEMO := echo-launch --simulate --world-size 96 --cluster h800:12x8 examples/train_mcore.py \
 	--layers 96 --hidden 12288 --heads 96 --seq 2048 --vocab 51200 \

@@ -33,9 +33,10 @@ FROM_SWEEPS = (
     ("h200-sxm", "h200-sxm:1x8", "aic_h200_sxm_2.29.2_", "h200_sxm", "2.29.2"),
     ("b200", "b200:1x8", "aic_b200_sxm_2.29.2_", "b200_sxm", "2.29.2"),
 )
-# Two H200 of the project's own sweep: no public one of sends was found.
+# Two H200 of the project's own sweep: no public one of sends was found, and those of all-to-all are of other releases
+# of NCCL than torch ships, one process with many threads.
 KERNELS = Path(__file__).parent / "results" / "nccl_sweep_h200x2.csv"
-SENDS = "sends: bench/results/nccl_sweep_h200x2.csv, kernel times on 2 H200, NCCL 2.28.9"
+FROM_KERNELS = "{what}: bench/results/nccl_sweep_h200x2.csv, kernel times on 2 H200, NCCL 2.28.9"
 LIKE_H200 = ("h100-sxm", "h200-sxm", "h800")
 # Nothing in the Echo logs says their version; their layout is that of nccl-tests before 2023.
 ECHO_VERSION = "2.18.3"
@@ -65,6 +66,8 @@ def write(
     calibration = dataclasses.replace(fitted.calibration, accelerator=name, nccl_version=known)
     if name in LIKE_H200:
         calibration = with_sends(calibration)
+    if name == "h200-sxm":
+        calibration = with_all_to_all(calibration)
     path = OUT / f"{name}.toml"
     write_calibration(calibration, path, "Made by bench/fit_calibrations.py; do not edit.")
     print(f"{path.name}: {len(fitted.rows)} points of {len(sweeps)} sweeps, {fitted.unused} set by the host's launches")
@@ -74,15 +77,28 @@ def write(
 
 
 def with_sends(calibration: Calibration) -> Calibration:
-    """Sends and exchanges between two ranks as on two H200; all-to-all as it is."""
-    sends = [s for s in read_sweeps(KERNELS) if s.collective in ("send", "exchange")]
-    found = fit(sends, load_cluster("h200-sxm:1x8"), prior=calibration).calibration
-    keys = {key: (*key[:3], "send") for key in found.scalings if key[0] == "node" and key[1] == "p2p" and not key[3]}
+    """Sends and exchanges between two ranks as on two H200."""
+    return with_kernels(calibration, ("send", "exchange"), "send")
+
+
+def with_all_to_all(calibration: Calibration) -> Calibration:
+    """All-to-all, gather and scatter: latencies as on two H200, bandwidths as they are, from more group sizes."""
+    return with_kernels(calibration, ("all_to_all",), "", fixed=("transfer", "copy"))
+
+
+def with_kernels(
+    calibration: Calibration, measured: tuple[str, ...], priced_as: str, fixed: tuple[str, ...] = ()
+) -> Calibration:
+    """``calibration`` with what ``measured`` collectives of the project's own sweep say, kept for ``priced_as``."""
+    sweeps = [s for s in read_sweeps(KERNELS) if s.collective in measured]
+    found = fit(sweeps, load_cluster("h200-sxm:1x8"), prior=calibration, fixed=fixed).calibration
+    keys = {key: (*key[:3], priced_as) for key in found.scalings if key[0] == "node" and key[1] == "p2p" and not key[3]}
+    what = "sends" if priced_as else "all-to-all"
     return dataclasses.replace(
         calibration,
         scalings={**calibration.scalings, **{to: found.scalings[key] for key, to in keys.items()}},
         support={**calibration.support, **{to: found.support[key] for key, to in keys.items()}},
-        source=f"{calibration.source}; {SENDS}",
+        source=f"{calibration.source}; {FROM_KERNELS.format(what=what)}",
     )
 
 

@@ -40,6 +40,7 @@ def main(data: Path, h200x2: Path | None) -> None:
     table = echo_logs(data) + single_node(data) + other_clusters(data) + own_sweep()
     if h200x2:
         table += kernels(h200x2)
+    table += all_to_all(data)
     results = {"errors": table, "microseconds_per_estimate": estimate_us()}
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
@@ -147,6 +148,26 @@ def own_sweep() -> list[dict[str, Any]]:
         row("2 H200, own sweep, stock", compare(default, cluster, Calibration())),
         row("2 H200, own sweep, collectives, shipped", compare(collectives, cluster)),
         fitted("2 H200, own sweep with protocols, every other size", some, rest, cluster, ""),
+    ]
+
+
+def all_to_all(data: Path) -> list[dict[str, Any]]:
+    """All-to-all on H200: latencies by every other kernel time of the own sweep, as bench/fit_calibrations.py does with
+    all of them, against the rest; and the shipped calibration against sweeps of an older NCCL that it did not see."""
+    cluster = load_cluster("h200-sxm:1x8")
+    every = [s for s in read_sweeps(data / "sweeps.csv") if s.dtype == "float16"]
+    public = [s for s in every if "(aic_h200_sxm_2.29.2_" in s.source]
+    own = [s for s in read_sweeps(SWEEP) if s.collective == "all_to_all"]
+    some = [dataclasses.replace(s, points=s.points[::2]) for s in own]
+    rest = [dataclasses.replace(s, points=s.points[1::2]) for s in own]
+    wall = fit(public, cluster).calibration
+    latencies = fit(some, cluster, prior=wall, fixed=("transfer", "copy")).calibration
+    older = [s for s in every if "(aic_h200_sxm_2.23_" in s.source and s.collective == "all_to_all"]
+    return [
+        row("H200 all-to-all, 2 ranks, kernels, by wall times only", compare(rest, cluster, wall)),
+        row("H200 all-to-all, 2 ranks, kernels, every other size", compare(rest, cluster, latencies)),
+        row("H200 all-to-all, 2 and 4 ranks, NCCL 2.23, by wall times only", compare(older, cluster, wall)),
+        row("H200 all-to-all, 2 and 4 ranks, NCCL 2.23, shipped", compare(older, cluster)),
     ]
 
 

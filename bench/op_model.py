@@ -3,7 +3,8 @@
     python bench/op_model.py --out bench/results/op_model_h200.json
     python bench/op_model.py --measured MEASURED.jsonl --runs DIR --out bench/results/op_model_h200.json
 
-Without ``--measured`` only the hold-out by shape: the model learns half of the shapes of each class, three draws.
+Without ``--measured`` only the hold-out by shape (the model learns half of the shapes of each class, three draws) and
+the kernels that bench/results/overlap timed alone.
 With it (lines as the workloads print them) every configuration is simulated once into DIR, then composed with
 "profile" (the shipped database), "model" (no database) and "withheld": half of the shapes of products and attention
 missing in the database, and a model that has not seen them either. Nothing is fitted to a step time.
@@ -20,6 +21,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
 from measured_runs import STEADY, script_arguments, simulation, spread
 
@@ -27,11 +29,14 @@ from echo_hooks.analysis import analyse
 from echo_hooks.graph.rundir import read_run
 from echo_hooks.hardware.accelerator import Accelerator, load_accelerator
 from echo_hooks.hardware.cluster import load_cluster
+from echo_hooks.overlap.samples import read_samples
 from echo_hooks.timing import Pricing, load_pricing
 from echo_hooks.timing.classes import PRODUCTS
 from echo_hooks.timing.database import Database, read_database
 from echo_hooks.timing.features import feature_class, shape_of
 from echo_hooks.timing.training import hold_out, train, usable, withheld_shapes
+
+PAIRS = Path(__file__).parent / "results" / "overlap" / "h200-sxm_pairs.parquet"
 
 
 def main() -> None:
@@ -55,11 +60,35 @@ def main() -> None:
         "versions": {name: version(name) for name in ("echo-hooks", "torch", "xgboost-cpu")},
         "hold_out": [asdict(e) for e in held],
     }
+    found["kernels_of_the_overlap_collection"] = alone(accelerator)
     if options.measured:
         lines = [json.loads(line) for line in options.measured.read_text().splitlines()]
         found["steps"] = steps(lines, options.runs, database, accelerator, options.seed)
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def alone(accelerator: Accelerator) -> dict[str, Any]:
+    """Error of "model" on kernels that the overlap collection timed alone, in loops, on another such machine."""
+    samples, _ = read_samples(PAIRS)
+    times: dict[str, list[float]] = {}
+    signatures = {}
+    for sample in samples:
+        times.setdefault(sample.kernel, []).append(sample.base_us)
+        signatures[sample.kernel] = sample.signature
+    pricing = load_pricing(accelerator, "model")
+    errors: dict[str, list[float]] = {}
+    for kernel, signature in signatures.items():
+        error = pricing.price(signature).duration_us / statistics.median(times[kernel]) - 1
+        errors.setdefault(feature_class(signature) or "other", []).append(abs(error))
+    for name, values in sorted(errors.items()):
+        print(f"alone: {name:20} {len(values):3} kernels, mean error {statistics.mean(values):.1%}")
+    every = [e for values in errors.values() for e in values]
+    print(
+        f"alone: {len(every)} kernels, mean error {statistics.mean(every):.1%}, median {statistics.median(every):.1%}"
+    )
+    classes = {name: {"kernels": len(v), "mean": round(statistics.mean(v), 4)} for name, v in sorted(errors.items())}
+    return {"mean": round(statistics.mean(every), 4), "median": round(statistics.median(every), 4), "classes": classes}
 
 
 def steps(lines: list[dict], runs: Path, database: Database, accelerator: Accelerator, seed: int) -> dict:

@@ -14,6 +14,7 @@ from echo_hooks.device_memory import CONTEXT_SOURCE, add_extra_memory
 from echo_hooks.errors import UsageError
 from echo_hooks.graph.replicas import tokens_per_step
 from echo_hooks.graph.rundir import Run
+from echo_hooks.graph.tallies import missing_parts
 from echo_hooks.hardware.cluster import Cluster
 from echo_hooks.network.calibration import Calibration
 from echo_hooks.network.model import CommunicationModel
@@ -84,6 +85,7 @@ def analyse(
     traces = list(run.traces.values())
     tokens, counted = tokens_per_step(run)
     run.manifest["tokens_per_step"] = tokens
+    composition.problems = [*composition.problems, *missing_parts(run.groups, run.roles, run.traces)]
     report = build_report(run, composition, cluster, timings=timings)
     report.assumptions.extend(_note("note", sentence) for sentence in _slowed(slow_ranks))
     report.assumptions.append(_note("note", CONTEXT_SOURCE))

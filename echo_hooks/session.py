@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import time
+import tokenize
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -261,8 +262,9 @@ class Tracer:
         self.stage.install()
         if isinstance(self.stage, LiveStage):
             return  # a framework's import may touch the GPU, which a fork would not survive
-        imported = script_imports(self.job)
-        self.stage.stand_ins.asked = frozenset(imported)
+        text = script_text(self.job)
+        imported = script_imports(text)
+        self.stage.stand_ins.ask(imported, " ".join([text, *self.job.args]))
         for integration in self.stage.integrations:
             if imported & set(integration.frameworks):
                 for name in integration.preload:
@@ -324,16 +326,25 @@ def finished(stage: Stage | LiveStage, seconds: float) -> RankTrace:
     return trace
 
 
-def script_imports(job: Job) -> set[str]:
-    """Top-level names that the script's own text imports; empty when it cannot be read."""
+def script_text(job: Job) -> str:
+    """The script's own text; empty when it cannot be read."""
     path: str | None = job.script
     if job.module:
         with contextlib.suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(job.script)
             path = spec.origin if spec else None
     try:
-        tree = ast.parse(Path(path or "").read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
+        with tokenize.open(path or "") as file:
+            return file.read()
+    except (OSError, SyntaxError, ValueError):
+        return ""
+
+
+def script_imports(text: str) -> set[str]:
+    """Top-level names that the text of a script imports; empty when it is no Python."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
         return set()
     names: set[str] = set()
     for node in ast.walk(tree):

@@ -15,6 +15,9 @@ from types import ModuleType
 WITHOUT = "ECHO_WITHOUT"
 """Environment variable: distributions, separated by commas, that the cluster lacks and Echo must not stand in for."""
 
+WITH = "ECHO_WITH"
+"""Likewise those that the cluster has, though neither this machine nor the script's text names them."""
+
 
 @dataclass(frozen=True)
 class StandIn:
@@ -22,7 +25,9 @@ class StandIn:
 
     ``name``: top-level import name. ``modules``: import name of each of its modules -> the module of ours that holds
     their names. ``distribution``: its name in the package index, whose installed version is told as ``__version__``;
-    else ``version``. ``frameworks``: top-level names whose use alone calls for the stand-in.
+    else ``version``. ``frameworks``: modules whose use alone calls for the stand-in. ``words``: what in the script's
+    own text or arguments calls for it. ``probed_by``: modules that use the package where it is there and do without it
+    else; they alone do not call for it, for a cluster is taken to have what this machine has.
     """
 
     name: str
@@ -30,6 +35,8 @@ class StandIn:
     distribution: str
     version: str
     frameworks: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    probed_by: tuple[str, ...] = ()
 
     def installed(self) -> str | None:
         """Version of the real package, None where it is missing."""
@@ -43,9 +50,9 @@ class StandIns:
     """A finder in ``sys.meta_path``.
 
     A stand-in is served where the real package is installed (its kernels would read memory that pretended tensors do
-    not have), where one of its frameworks has been imported, and where the script names it (``asked``). A script that
-    only looks whether a package is there finds what it would find without Echo.
-    ``note`` gets one sentence at each first use.
+    not have), where one of its frameworks has been imported, and where the script names it (``asked``, see ``ask``). A
+    script that only looks whether a package is there finds what it would find without Echo.
+    ``note`` gets one sentence at each first use, and one where a framework looked for a package in vain.
     """
 
     def __init__(self, stand_ins: Iterable[StandIn]):
@@ -53,6 +60,7 @@ class StandIns:
         self.asked: frozenset[str] = frozenset()
         self.note: Callable[[str], None] = lambda sentence: None
         self.served: list[str] = []
+        self.lacked: list[str] = []
         self._loaded: list[str] = []
 
     def install(self) -> None:
@@ -65,6 +73,12 @@ class StandIns:
             sys.modules.pop(name, None)
         self._loaded.clear()
         self.served.clear()
+        self.lacked.clear()
+
+    def ask(self, imported: Iterable[str], text: str) -> None:
+        """What the script imports, and its text and arguments, in which a stand-in's words are looked for."""
+        named = {one.name for one in self.stand_ins.values() if any(word in text for word in one.words)}
+        self.asked = frozenset(imported) | named
 
     def directories(self) -> set[str]:
         """Where the modules of ours lie."""
@@ -77,12 +91,19 @@ class StandIns:
         self.note = note
         for name in self.served:
             note(_sentence(self.stand_ins[name]))
+        for distribution in self.lacked:
+            note(_missing(distribution))
 
     def find_spec(self, name: str, path=None, target=None) -> ModuleSpec | None:
         """Called by the import system."""
         top = name.partition(".")[0]
         one = self.stand_ins.get(top)
-        if one is None or not self._wanted(one):
+        if one is None:
+            return None
+        if not self._wanted(one):
+            if one.distribution not in self.lacked and any(module in sys.modules for module in one.probed_by):
+                self.lacked.append(one.distribution)
+                self.note(_missing(one.distribution))
             return None
         ours = one.modules.get(name)
         if ours is None:
@@ -95,7 +116,7 @@ class StandIns:
     def _wanted(self, one: StandIn) -> bool:
         if one.distribution in os.environ.get(WITHOUT, "").split(","):
             return False
-        if one.name in self.served or one.name in self.asked:
+        if one.name in self.served or one.name in self.asked or one.distribution in os.environ.get(WITH, "").split(","):
             return True
         if any(framework in sys.modules for framework in one.frameworks):
             return True
@@ -115,6 +136,13 @@ def _sentence(one: StandIn) -> str:
         f"{one.distribution} {why}: Echo stands in for version {found or one.version}, with the same modules and"
         " communication, and operations recorded as the fused kernels they stand for"
         f" ({WITHOUT}={one.distribution} simulates a cluster without it)"
+    )
+
+
+def _missing(distribution: str) -> str:
+    return (
+        f"{distribution} is not installed here and the script does not name it: the cluster is taken to lack it too"
+        f" ({WITH}={distribution} stands in for it)"
     )
 
 

@@ -15,6 +15,8 @@ ONE = StandIn(
     distribution="needs-a-gpu",
     version="1.2",
     frameworks=("framework_of_that_name",),
+    words=("needs_a_gpu", "gpu-impl"),
+    probed_by=("looks_for_it",),
 )
 
 
@@ -53,6 +55,27 @@ def test_served_where_the_script_names_it_and_said_once_to_each_recorder(finder)
     finder.say(again.append)
     assert said == again and len(said) == 1
     assert said[0].startswith("needs-a-gpu is not installed here: Echo stands in for version 1.2")
+
+
+def test_a_library_that_looks_for_it_finds_nothing_and_that_is_said(finder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "looks_for_it", sys)
+    said: list[str] = []
+    finder.say(said.append)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("needs_a_gpu")
+    again: list[str] = []
+    finder.say(again.append)
+    assert said == again and len(said) == 1
+    assert said[0].startswith("needs-a-gpu is not installed here and the script does not name it")
+    monkeypatch.setenv("ECHO_WITH", "needs-a-gpu")
+    importlib.import_module("needs_a_gpu")
+
+
+def test_the_text_and_the_arguments_of_the_script_ask_for_it(finder):
+    finder.ask({"torch"}, "import torch  # --impl gpu-impl")
+    assert finder.asked == {"torch", "needs_a_gpu"}
+    finder.ask({"torch"}, "import torch")
+    assert finder.asked == {"torch"}
 
 
 def test_a_cluster_without_the_package(finder, monkeypatch):

@@ -61,28 +61,41 @@ def main() -> None:
                 return predict(runs[task[0]], task[1], options, setting)
 
             predictions.update(zip(wave, pool.map(one, wave)))
+    table = compared(runs, chosen, modes, predictions)
     if options.real:
+        if options.out:  # what was predicted is on disk before anything is measured
+            write(table, options)
         for i in chosen:
             runs[i] = run_for_real(runs[i], options.real, options.limit)
-    rows = []
-    for i in chosen:
-        row = {"config": i, **facts(runs[i])}
-        row["predicted"] = {mode: errors(predictions[i, mode], runs[i]) for mode in modes}
-        rows.append(row)
-        print(line_of(row, modes), flush=True)
-    summary = {mode: summarised(rows, mode) for mode in modes}
+            print(f"{i} measured: {runs[i].get('step_ms')} ms", flush=True)
+        table = compared(runs, chosen, modes, predictions)
+    for row in table["rows"]:
+        print(line_of(row, modes))
     for mode in modes:
-        print(mode, json.dumps(summary[mode]))
+        print(mode, json.dumps(table["summary"][mode]))
     print(f"{time.perf_counter() - began:.0f} s")
     if options.out:
-        made_by = {
-            "command": f"python bench/gpu/validate.py {options.measured.name} --timing {options.timing}",
-            "machine": platform.processor() or platform.machine(),
-            "versions": {"python": platform.python_version()}
-            | _versions("echo-hooks", "torch", "megatron-core", "deepspeed"),
-        }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps({**made_by, "summary": summary, "rows": rows}, indent=1) + "\n")
+        write(table, options)
+
+
+def compared(runs: list[dict], chosen: list[int], modes: list[str], predictions: dict) -> dict[str, Any]:
+    """Every chosen run beside its predictions, and the errors over those that count."""
+    rows = []
+    for i in chosen:
+        predicted = {mode: errors(predictions[i, mode], runs[i]) for mode in modes}
+        rows.append({"config": i, **facts(runs[i]), "predicted": predicted})
+    return {"summary": {mode: summarised(rows, mode) for mode in modes}, "rows": rows}
+
+
+def write(table: dict[str, Any], options: argparse.Namespace) -> None:
+    made_by = {
+        "command": f"python bench/gpu/validate.py {options.measured.name} --timing {options.timing}",
+        "machine": platform.processor() or platform.machine(),
+        "versions": {"python": platform.python_version()}
+        | _versions("echo-hooks", "torch", "megatron-core", "deepspeed"),
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps({**made_by, **table}, indent=1) + "\n")
 
 
 def _chosen(text: str | None, count: int) -> list[int]:

@@ -112,6 +112,7 @@ class Capture:
             steps=number,
             tokens_per_step=_tokens(program, recorder.ops.signatures) // max(number, 1),
             trace_seconds=trace_seconds,
+            tallies=dict(recorder.tallies),
             created=[group.index for group in recorder.groups if not group.local],
             step_ends=list(steps.boundaries),
             unanswered=sorted(recorder.unanswered),

@@ -83,6 +83,7 @@ class ExecuteCapture:
         self._patches.install()
 
     def stop(self) -> None:
+        self.recorder.paused = False
         self.work.stop()
         self._patches.remove()
         for handle in self._handles:
@@ -160,6 +161,8 @@ class ExecuteCapture:
             raise StepsDone
         if made >= self.warmup + self.timed and not self.profiling:
             self._begin_profile()
+        # The timed steps are to show what the script takes, with as little of Echo's code between as can be.
+        self.recorder.paused = self.warmup <= made < self.warmup + self.timed
 
     def _close(self) -> None:
         assert self._pending is not None
@@ -220,9 +223,10 @@ class ExecuteCapture:
         """The measured step as a RankTrace. Raises ExecuteFailed where the profiler saw nothing."""
         recorder = self.recorder
         missing = self.missing_steps()
-        program = recorder.program.program()
         if missing is not None:
-            return self._result(program.slice(0, 0), program, 0, trace_seconds)
+            program = recorder.program.program()
+            known = self.boundaries[self.warmup - 1].row if len(self.boundaries) >= self.warmup else len(program)
+            return self._result(program.slice(0, 0), program.slice(0, known), 0, trace_seconds)
         assert self.events is not None
         if not self.events.launched:
             raise ExecuteFailed(f"rank {recorder.rank}: torch's profiler returned no kernel of {self.captured} steps")
@@ -240,7 +244,10 @@ class ExecuteCapture:
         step.append_to(recorder)
         whole = recorder.program.program()
         self.seconds["read"] = time.perf_counter() - began
-        return self._result(whole.slice(before, len(whole)), whole.slice(0, step.first_row), 1, trace_seconds)
+        # Of the timed steps nothing was kept, and of the one after them a part: all ranks leave out the same steps.
+        first, last = self.boundaries[self.warmup - 1].row, self.boundaries[self.warmup + self.timed].row
+        prologue = whole.slice(0, first).joined(whole.slice(last, max(last, step.first_row)))
+        return self._result(whole.slice(before, len(whole)), prologue, 1, trace_seconds)
 
     def _result(self, program, prologue, steps: int, trace_seconds: float) -> RankTrace:
         recorder = self.recorder

@@ -21,6 +21,13 @@ BLOCKED = 20.0
 DISTURBED = 1.1
 """Host time of a step over that of the fastest from which the step is taken for disturbed."""
 
+NO_WAIT_US = 30.0
+"""An event synchronisation that returns within this has not waited: the call takes 1 to 5 us, the first of some 15."""
+WAITING = 0.02
+"""Share of a stretch of host time from which what the host waited for the device is too much to compare by it."""
+LEAST_FREE = 0.1
+"""Share of a step's host time that stretches without waiting must make up for the others to be judged by them."""
+
 _COMMUNICATION = (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
 
 
@@ -104,6 +111,22 @@ class StepReader:
         segments.append((tag, max(0.0, (end.at_ns - at) / 1e3)))
         return segments
 
+    def _waits_us(self, begin: Boundary, end: Boundary, calls: list[Call]) -> list[float]:
+        """How long the host waited for the device in each stretch between Echo's spans."""
+        usual = _usual(calls)
+        edges = [self.us(begin.at_ns), *(self.us(span.end_ns) for span in self._spans(begin, end))]
+        waits = [0.0] * len(edges)
+        for call in calls:
+            took = call.end_us - call.start_us
+            works = self.launched.get(call.args["correlation"], ())
+            if (
+                "Synchronize" in call.name
+                or (works and Assembler.copies_for_the_host(call, works[-1]))
+                or (works and took > BLOCKED * usual[call.name])
+            ):
+                waits[bisect_right(edges, call.start_us) - 1] += took
+        return waits
+
     def us(self, ns: int) -> float:
         """A time of time.time_ns() on the events' clock."""
         return (ns - self.base_ns) / 1e3
@@ -126,7 +149,8 @@ class StepReader:
         spans = self._spans(begin, end)
         begin_us, end_us = self.us(begin.at_ns), self.us(end.at_ns)
         first, last = bisect_right(self.call_starts, begin_us), bisect_right(self.call_starts, end_us)
-        factors = scales.factors(self._segments(begin, end))
+        segments = self._segments(begin, end)
+        factors = scales.factors(segments, self._waits_us(begin, end, self.calls[first:last]))
         assembler = _Live(self, spans, factors)
         assembler.precede(self.calls[:first])
         return assembler.step(begin_us, end_us, self.calls[first:last])
@@ -146,17 +170,25 @@ class _Scales:
         self.tags = [tag for tag, _ in timed[-1]]
         self.true = [statistics.median(column) for column in zip(*[[us for _, us in step] for step in kept])]
 
-    def factors(self, profiled: list[tuple[str, float]]) -> list[float]:
-        """One per stretch. Where the steps do not match, all get the ratio of the totals."""
-        free = [i for i, (tag, _) in enumerate(profiled) if tag != live.SYNC]
-        if [tag for tag, _ in profiled] != self.tags:
-            total = sum(us for i, (_, us) in enumerate(profiled) if i in set(free))
-            true = sum(us for tag, us in zip(self.tags, self.true) if tag != live.SYNC)
-            return [min(1.0, true / total) if total else 1.0] * len(profiled)
+    def factors(self, profiled: list[tuple[str, float]], waits_us: list[float]) -> list[float]:
+        """One per stretch. ``waits_us``: what the host waited for the device there, under the profiler.
+
+        Without the profiler nobody knows what of a stretch was waiting: those with more than WAITING of it get the
+        ratio of the others, as all do where the steps do not match.
+        """
+        free = [
+            i
+            for i, ((tag, us), wait) in enumerate(zip(profiled, waits_us))
+            if tag != live.SYNC and wait <= WAITING * us
+        ]
+        matching = [tag for tag, _ in profiled] == self.tags
+        if not matching or sum(profiled[i][1] for i in free) < LEAST_FREE * sum(us for _, us in profiled):
+            free = [i for i, (tag, _) in enumerate(profiled) if tag != live.SYNC]
         total = sum(profiled[i][1] for i in free)
-        overall = min(1.0, sum(self.true[i] for i in free) / total) if total else 1.0
+        places = free if matching else [i for i, tag in enumerate(self.tags) if tag != live.SYNC]
+        overall = min(1.0, sum(self.true[i] for i in places) / total) if total else 1.0
         factors = [overall] * len(profiled)
-        for i in free:
+        for i in free if matching else ():
             if profiled[i][1] > 0:
                 factors[i] = min(1.0, self.true[i] / profiled[i][1])
         return factors
@@ -265,7 +297,8 @@ class _Live(Assembler):
 
     def _synchronize_event(self, call: Call) -> None:
         if self._sync_event < 0:
-            self.sync_with_event(call)
+            if call.end_us - call.start_us > NO_WAIT_US:  # else the event, whichever it was, had completed before
+                self.sync_with_event(call)
             return
         self.row(Kind.SYNC, call.start_us, event=self._sync_event)
         ends = [issued[-1].end_us for issued in self.issued.values() if issued]

@@ -64,6 +64,10 @@ class LiveRecorder(Recorder):
             self._override = override
             self.moment(ON_STREAM, -1 if override is None else override)
 
+    def communication(self, *args, **kwargs) -> int:
+        """As Recorder's; while nothing is kept, the call's place in the source is not looked for either."""
+        return -1 if self.paused else super().communication(*args, **kwargs)
+
     def ours(self) -> bool:
         own = threading.get_ident()
         if own == self._thread:

@@ -51,6 +51,7 @@ class Recorder:
     assumptions: dict[tuple[str, str, str], Assumption] = field(default_factory=dict)
     unanswered: set[int] = field(default_factory=set)  # ranks that would have known values that had to be made up
     notes: list[str] = field(default_factory=list)
+    tallies: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> built here, configured in all
     one_offs: list[tuple[int, int]] = field(default_factory=list)  # [first, end) of records that no later step repeats
     stream: int = DEFAULT_STREAM
     module: int = 0
@@ -266,6 +267,11 @@ class Recorder:
         """Something the report says once."""
         if sentence not in self.notes:
             self.notes.append(sentence)
+
+    def tally(self, name: str, built: int, configured: int) -> None:
+        """Count parts of the model that this rank built, of ``configured`` in the whole model."""
+        before, _ = self.tallies.get(name, (0, 0))
+        self.tallies[name] = (before + built, configured)
 
     # ---- source lines ----
 

@@ -42,6 +42,7 @@ class RankTrace:
     communication must fit together too. On disk both are one program, cut at the first mark.
     ``steps``: how many optimizer steps ``program`` holds.
     ``memory_events``: numpy columns (MEMORY_COLUMNS) of the measured steps.
+    ``tallies``: by name what the rank built, and how many the whole model was configured to have.
     ``tokens_per_step``: tokens this rank's embedding looked up in a step, 0 when unknown.
     ``created``: the groups that this rank made in calls which all ranks must make alike, in order.
     ``step_ends``: for every optimizer step, warm-up too, how many records of ``whole()`` had been made at its end.
@@ -60,6 +61,7 @@ class RankTrace:
     steps: int = 1
     tokens_per_step: int = 0
     trace_seconds: float = 0.0
+    tallies: dict[str, tuple[int, int]] = field(default_factory=dict)
     created: list[int] = field(default_factory=list)
     step_ends: list[int] = field(default_factory=list)
     unanswered: list[int] = field(default_factory=list)
@@ -112,6 +114,7 @@ def write_trace(directory: Path, trace: RankTrace) -> None:
         "steps": trace.steps,
         "tokens_per_step": trace.tokens_per_step,
         "trace_seconds": trace.trace_seconds,
+        "tallies": {name: list(pair) for name, pair in trace.tallies.items()},
         "created": trace.created,
         "step_ends": trace.step_ends,
         "unanswered": trace.unanswered,
@@ -262,6 +265,7 @@ def read_trace(directory: Path, rank: int) -> RankTrace:
             steps=int(meta["steps"]),
             tokens_per_step=int(meta["tokens_per_step"]),
             trace_seconds=float(meta["trace_seconds"]),
+            tallies={str(n): (int(built), int(of)) for n, (built, of) in meta.get("tallies", {}).items()},
             created=[int(g) for g in meta.get("created", [])],
             step_ends=[int(n) for n in meta.get("step_ends", [])],
             unanswered=[int(r) for r in meta.get("unanswered", [])],

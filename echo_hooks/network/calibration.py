@@ -85,7 +85,7 @@ class Calibration:
             if key in self.scalings:
                 return self.scalings[key]
         if algorithm == "p2p":
-            return sends_like_rings(self._scaling(scope, "ring", protocol, ""))
+            return sends_like_rings(self._scaling(scope, "ring", protocol, ""), self._scaling(scope, "ring", "ll", ""))
         if scope == "network":  # without data from between nodes: links there as NCCL has them
             node = self._scaling("node", algorithm, protocol, "")
             channel_us = max(node.channel_us, UNSEEN_NET_CHANNEL_US)
@@ -112,9 +112,10 @@ def scope_of(nodes: int) -> str:
     return "node" if nodes == 1 else "network"
 
 
-def sends_like_rings(ring: Scaling) -> Scaling:
-    """Sends without data of their own: their kernels copy as rings' of the same protocol do."""
-    return replace(ring, channel_us=0.0, copy=min(ring.copy, 0.25))
+def sends_like_rings(ring: Scaling, ring_ll: Scaling) -> Scaling:
+    """Sends without data of their own: their kernels copy as rings' of the same protocol do, and start as those of LL
+    (``point_to_point``)."""
+    return replace(ring, base=ring_ll.base, channel_us=0.0, copy=min(ring.copy, 0.25))
 
 
 # ---- files ----

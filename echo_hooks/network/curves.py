@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from echo_hooks.network.calibration import Calibration
+from echo_hooks.network.calibration import Scaling
 from echo_hooks.network.durations import Reach
 from echo_hooks.network.nccl_graph import Communicator
 from echo_hooks.network.nccl_tables import NVLINK_GB_PER_S
@@ -76,42 +76,44 @@ class Curve:
         return Point(duration, min(max(latency, 0.0), duration), algorithm, protocol, self._channels[i])
 
 
-Floor = bytes  # durations over ``SIZES``, as float64: equal ones are one key
-
-
-def highest(curves: list[Curve]) -> Floor | None:
-    """What is nowhere below any of ``curves``, None for none."""
-    if not curves:
-        return None
-    return np.maximum.reduce([curve.duration_us for curve in curves]).tobytes()
-
-
-def samples(planned: list[Planned], calibration: Calibration, nodes: int, collective: str) -> Samples:
-    """What a plan over ``SIZES`` takes under ``calibration``."""
+def samples(planned: list[Planned], scaling_of: Callable[[str, str], Scaling]) -> Samples:
+    """What a plan over ``SIZES`` takes by the multipliers of each algorithm and protocol."""
     latency, transfer = np.empty(len(SIZES)), np.empty(len(SIZES))
     choice, channels = np.empty(len(SIZES), np.int64), np.empty(len(SIZES), np.int64)
     for i, row in enumerate(planned):
-        scaling = calibration.scaling(nodes, row.algorithm, row.protocol, collective)
+        scaling = scaling_of(row.algorithm, row.protocol)
         latency[row.where] = row.parts.latency_us(scaling)
         transfer[row.where] = row.parts.transfer_us(scaling)
         choice[row.where], channels[row.where] = i, row.channels
     return Samples(latency, transfer, choice, channels, tuple((row.algorithm, row.protocol) for row in planned))
 
 
-def monotone_curve(
-    sample: Callable[[Communicator, Reach], Samples], comm: Communicator, reach: Reach, floor: Floor | None = None
-) -> Curve:
-    """The curve of ``sample(comm, reach)``, which NCCL's choice takes from ``comm`` and the duration from ``reach``;
-    nowhere below ``floor``."""
-    actual: Samples | None = None
-    bound: np.ndarray | None = None
-    for step_comm, step_reach in ladder(comm, reach):
-        step = sample(step_comm, step_reach)
-        duration = np.maximum.accumulate(step.latency + step.transfer)
-        bound = duration if bound is None else np.minimum(bound, duration)
-        actual = actual or step
-    assert actual is not None and bound is not None  # the ladder has at least the step it stands on
-    return Curve(actual, bound if floor is None else np.maximum(bound, np.frombuffer(floor)))
+class Steps:
+    """Durations over ``SIZES`` of ``sample(comm, reach)``, which NCCL's choice takes from ``comm`` and the duration from
+    ``reach``.
+
+    ``samples``: what runs, on the links as they are. ``first``: their running maximum over sizes. ``bounded``: the same,
+    and nowhere above that of slower links; worked out when first asked for.
+    """
+
+    def __init__(self, sample: Callable[[Communicator, Reach], Samples], comm: Communicator, reach: Reach):
+        self._sample = sample
+        self._ladder = ladder(comm, reach)
+        self.samples = sample(*next(self._ladder))  # the ladder has at least the step it stands on
+        self.first = _rising(self.samples)
+        self._bounded: np.ndarray | None = None
+
+    @property
+    def bounded(self) -> np.ndarray:
+        if self._bounded is None:
+            self._bounded = self.first
+            for comm, reach in self._ladder:
+                self._bounded = np.minimum(self._bounded, _rising(self._sample(comm, reach)))
+        return self._bounded
+
+
+def _rising(samples: Samples) -> np.ndarray:
+    return np.maximum.accumulate(samples.latency + samples.transfer)
 
 
 def ladder(comm: Communicator, reach: Reach) -> Iterator[tuple[Communicator, Reach]]:

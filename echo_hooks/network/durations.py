@@ -198,12 +198,14 @@ def _rate(
         own = 1.0 if function == "all_reduce" else (comm.per_node - 1) / comm.per_node
         return one * _NVLS_RATE * scale_up / own
     if algorithm in ("nvls", "nvls_tree"):
-        inside = 2 * _NVLS_RATE * scale_up
-        outside = reach.node * (2 if comm.nodes == 2 and algorithm == "nvls_tree" else 1)
+        bus = 2 * _NVLS_RATE * scale_up
         cap = constants.nvls_tree_gb_per_s
         if cap is not None and algorithm == "nvls_tree":
-            outside = min(outside, count * cap[arch][scope])
-        return one * min(inside, outside) / passes
+            bus = min(bus, count * cap[arch][scope])
+        # Every byte goes up a tree of nodes and down again, over the NICs of a node between two others: no share less,
+        # as in a ring, for what starts there. Of two nodes each is the other's root for half of them.
+        node = reach.node * (2 if comm.nodes == 2 and algorithm == "nvls_tree" else 1)
+        return one * min(bus / passes, node / max(passes, 2 if function == "all_reduce" else 0))
     if algorithm == "pat":
         return one * bus * 0.75
     return one * bus * (0.5 if function == "all_reduce" else 1.0)  # SHARP

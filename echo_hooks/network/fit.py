@@ -7,7 +7,7 @@ or at what the node's own fit found for hops inside the node. Break points are n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 
@@ -79,11 +79,14 @@ def fit(
     source: str = "",
     prior: Calibration | None = None,
     tables: Sequence[TuningTable] = (),
+    fixed: Collection[str] = (),
 ) -> Fit:
     """Multipliers for everything that ``sweeps`` ran.
 
     ``cluster``: what they ran on (as many of its nodes as each needs). ``nccl_version``: of sweeps that do not say
     theirs. ``prior``: what to stay at without data. ``tables``: that the library printed, which say what ran.
+    ``fixed``: multipliers that stay at their prior whatever the data say, for sweeps that cannot tell them apart (one
+    group size does not tell ``transfer`` from ``copy``).
     Raises UsageError where there is too little to fit from, and for sweeps of several versions or accelerators.
     """
     version = _one_of(sweeps, "versions of NCCL", lambda sweep: sweep.nccl_version or nccl_version)
@@ -105,11 +108,11 @@ def fit(
         here = [row for row in here if row.key in keys]
         if here:
             priors = {key: _prior(key, scalings, prior) for key in keys}
-            found, known = _solve(here, keys, priors)
+            found, known = _solve(here, keys, priors, fixed)
             scalings |= found
             identified |= known
             for rows_of, key in _by_collective(here):
-                found, known = _solve(rows_of, [key], {key: scalings[(*key[:3], "")]}, narrow=True)
+                found, known = _solve(rows_of, [key], {key: scalings[(*key[:3], "")]}, fixed, narrow=True)
                 scalings |= found
                 identified |= known
     calibration = Calibration(
@@ -164,8 +167,8 @@ def _prior(key: Key, fitted: Mapping[Key, Scaling], prior: Calibration | None) -
     if stay is not None:
         return stay
     if algorithm == "p2p":
-        ring = fitted.get((scope, "ring", protocol, ""))
-        return sends_like_rings(ring) if ring else STOCK
+        ring, ring_ll = (fitted.get((scope, "ring", p, "")) for p in (protocol, "ll"))
+        return sends_like_rings(ring, ring_ll or STOCK) if ring else STOCK
     node = fitted.get(("node", algorithm, protocol, ""))
     if scope == "node":
         return STOCK
@@ -210,10 +213,12 @@ def _rows(sweeps: Sequence[Sweep], cluster: Cluster, nccl_version: str, stock: C
 
 
 def _solve(
-    rows: list[Row], keys: list[Key], priors: Mapping[Key, Scaling], *, narrow: bool = False
+    rows: list[Row], keys: list[Key], priors: Mapping[Key, Scaling], fixed: Collection[str], *, narrow: bool = False
 ) -> tuple[dict[Key, Scaling], dict[Key, tuple[str, ...]]]:
     """One problem for all keys, because they share the cost of a channel. ``narrow``: stay near the priors, with the
     cost of a channel as it is."""
+    if narrow:
+        fixed = {*fixed, "channel_us"}
     shared = MULTIPLIERS.index("channel_us")
     own = [i for i in range(len(MULTIPLIERS)) if i != shared]
     columns = {(key, i): k * len(own) + j for k, key in enumerate(keys) for j, i in enumerate(own)}
@@ -224,7 +229,7 @@ def _solve(
         multiplier = MULTIPLIERS[i]
         start[column] = getattr(priors[key], multiplier)
         spread[column] = _SPREAD[multiplier] * (0.5 if narrow else 1.0)
-        if narrow and multiplier == "channel_us":
+        if multiplier in fixed:
             spread[column] = 1e-6
         least[column] = _LEAST.get(multiplier, 0.1 * start[column])
     design = np.zeros((len(rows), count))

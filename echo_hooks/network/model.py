@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from echo_hooks.errors import UsageError
 from echo_hooks.hardware.cluster import Cluster
 from echo_hooks.network.calibration import Calibration, shipped_calibration
 from echo_hooks.network.cost import Cost, Resource
-from echo_hooks.network.curves import SIZES, Curve, Floor, Point, Samples, highest, monotone_curve, samples
+from echo_hooks.network.curves import SIZES, Curve, Point, Samples, Steps, samples
 from echo_hooks.network.durations import WIRE, Reach
 from echo_hooks.network.hccl import (
     A3_SUPERPOD_NODES,
@@ -27,7 +28,7 @@ from echo_hooks.network.nccl_environment import FUNCTIONS, read_environment
 from echo_hooks.network.nccl_graph import Communicator
 from echo_hooks.network.nccl_tables import DEFAULT_VERSION, PCI_SHARE, kernel_only, parse_version, tables
 from echo_hooks.network.nccl_tuning_log import TuningTable
-from echo_hooks.network.placement import Placement, place
+from echo_hooks.network.placement import Layout, Placement, place
 from echo_hooks.network.plan import Planned, Rules, plan_collective, plan_exchange, plan_send
 from echo_hooks.network.resources import (
     Links,
@@ -39,6 +40,7 @@ from echo_hooks.network.resources import (
     usable_nic,
     usable_scale_up,
 )
+from echo_hooks.network.spread import fuller, over_nodes
 
 COLLECTIVES = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce",
@@ -87,8 +89,9 @@ class CommunicationModel:
         self._links = Links(cluster)
         self._placements: dict[tuple[int, ...], Placement] = {}
         self._communicators: dict[tuple, tuple[Communicator, Reach]] = {}
-        self._curves: dict[tuple, Curve] = {}  # by what durations depend on
-        self._group_curves: dict[tuple, Curve] = {}  # by group
+        self._known: dict[tuple, Steps] = {}  # by what durations depend on
+        self._scaling = cache(calibration.scaling)
+        self._curves: dict[tuple, Curve] = {}  # by group
         self._costs: dict[tuple, Cost] = {}
         self._traffic: dict[tuple, Traffic] = {}
 
@@ -131,12 +134,7 @@ class CommunicationModel:
             placement = self._place((source, destination))
             comm, reach = self._communicator(placement, group_size)
             nodes = -(-group_size // self.cluster.accelerators_per_node)  # at least so many hold the group
-
-            def plan(comm: Communicator, reach: Reach) -> list[Planned]:
-                return self._plan_send(comm, reach, SIZES, self._carrier(comm, nodes))
-
-            curve = self._curve(("send", comm, reach, nodes), plan, comm, reach)
-            point = curve.at(bytes)
+            point = self._send_curve(comm, reach, nodes).at(bytes)
             traffic = self._links.pairs(np.array([source]), np.array([destination]), np.ones(1))
             cost = self._costs[key] = self._cost(point, traffic, bytes)
         return cost
@@ -218,15 +216,14 @@ class CommunicationModel:
         return self._cost(point, self._collective_traffic(function, point.algorithm, placement), bytes)
 
     def _collective_curve(self, function: str, placement: Placement, kind: str, count: int) -> Curve:
-        def curve(placement: Placement, floor: Floor | None) -> Curve:
-            comm, reach = self._communicator(placement)
+        def plan(comm: Communicator, reach: Reach) -> list[Planned]:
+            return self._plan_collective(function, comm, reach, kind, SIZES, count)
 
-            def plan(comm: Communicator, reach: Reach) -> list[Planned]:
-                return self._plan_collective(function, comm, reach, kind, SIZES, count)
+        def steps(layout: Layout) -> Steps:
+            comm, reach = self._communicator_of(layout)
+            return self._steps((function, comm, reach, kind, count), plan, comm, reach)
 
-            return self._curve((function, comm, reach, kind, count, floor), plan, comm, reach, floor)
-
-        return self._over_nodes((function, kind, count), placement, curve)
+        return self._over_nodes((function, kind, count), placement, steps)
 
     def _alone(self, name: str, bytes: int) -> Cost:
         """A group of one: NCCL copies input to output where they differ, reading and writing memory once."""
@@ -287,6 +284,19 @@ class CommunicationModel:
         cluster = self.cluster
         return replace(comm, nodes=nodes, per_node=cluster.accelerators_per_node, nics=cluster.nics_per_node)
 
+    def _send_curve(self, comm: Communicator, reach: Reach, nodes: int) -> Curve:
+        """Of a send between two ranks of a communicator on at least ``nodes`` nodes."""
+        key = ("send", comm, reach, nodes)
+        found = self._curves.get(key)
+        if found is None:
+
+            def plan(comm: Communicator, reach: Reach) -> list[Planned]:
+                return self._plan_send(comm, reach, SIZES, self._carrier(comm, nodes))
+
+            steps = self._steps(key, plan, comm, reach)
+            found = self._curves[key] = Curve(steps.samples, steps.bounded)
+        return found
+
     def _plan_exchange(self, comm: Communicator, reach: Reach, sizes: np.ndarray, busiest: float) -> list[Planned]:
         if self._hccl is not None:
             return plan_hccl_exchange(comm, reach, self._hccl, sizes, busiest)
@@ -313,10 +323,11 @@ class CommunicationModel:
         return self._cost(point, loads, 1)
 
     def _exchange_curve(self, name: str, placement: Placement, root: int) -> Curve:
-        def curve(placement: Placement, floor: Floor | None) -> Curve:
-            comm, reach = self._communicator(placement)
-            at = root if root in placement.ranks else -1
-            fullest = self._fullest_us(self._even(name, placement, at))
+        def steps(layout: Layout) -> Steps:
+            comm, reach = self._communicator_of(layout)
+            fullest = self._links.fullest_even_us(name, layout, root)
+            if fullest is None:
+                fullest = self._fullest_us(self._even(name, placement, root))
 
             def plan(step_comm: Communicator, step_reach: Reach) -> list[Planned]:
                 inside, outside = fullest[0] * reach.scale_up / step_reach.scale_up, fullest[1]
@@ -324,40 +335,30 @@ class CommunicationModel:
                     outside *= reach.node / step_reach.node
                 return self._plan_exchange(step_comm, step_reach, SIZES, max(inside, outside))
 
-            return self._curve((name, comm, reach, fullest, floor), plan, comm, reach, floor)
+            return self._steps((name, comm, reach, fullest), plan, comm, reach)
 
-        return self._over_nodes((name, root), placement, curve)
+        return self._over_nodes((name, root), placement, steps)
 
-    def _over_nodes(
-        self, what: tuple, placement: Placement, curve: Callable[[Placement, Floor | None], Curve]
-    ) -> Curve:
-        """``curve`` of a placement, at least that of the same group on fewer of its nodes (1, 2, 3, 4, and powers of
-        two), and of as many ranks on half the nodes. NCCL's choices may get better with more nodes; a plan must not
-        win by that."""
+    def _over_nodes(self, what: tuple, placement: Placement, steps: Callable[[Layout], Steps]) -> Curve:
+        """The curve of a group, nowhere below that on fewer nodes (``spread``)."""
         key = (*what, placement.ranks)
-        found = self._group_curves.get(key)
+        found = self._curves.get(key)
         if found is None:
-            below = [p for p in (self._on_fewer_nodes(placement), self._on_half_the_nodes(placement)) if p]
-            floor = highest([self._over_nodes(what, p, curve) for p in below])
-            found = self._group_curves[key] = curve(placement, floor)
+            layout, full = placement.layout(self.cluster), self.cluster.accelerators_per_node
+            own = steps(layout)
+            duration = own.bounded
+            if layout.nodes > 1:
+                others = fuller(layout.per_node, full)
+                if what[0] == "all_to_all":  # as many ranks on more nodes may have more NICs for it
+                    share = layout.nics_per_rank
+                    others = [g for g in others if placement.with_ranks(1, g, self.cluster).nics_per_rank >= share]
+
+                def on(nodes: int, per_node: int) -> Steps:
+                    return steps(placement.with_ranks(nodes, per_node, self.cluster))
+
+                duration = over_nodes(layout.ranks, layout.nodes, layout.per_node, others, own, on)
+            found = self._curves[key] = Curve(own.samples, duration)
         return found
-
-    def _on_half_the_nodes(self, placement: Placement) -> Placement | None:
-        """As many ranks, twice as many to a node; None where they do not fit, or fill the nodes unequally."""
-        count, full = len(placement.nodes), self.cluster.accelerators_per_node
-        per_node = 2 * placement.per_node
-        if count % 2 or per_node > full or len(placement.ranks) != count * placement.per_node:
-            return None
-        nodes = placement.nodes[: count // 2]
-        return self._place(tuple(node * full + i for node in nodes for i in range(per_node)))
-
-    def _on_fewer_nodes(self, placement: Placement) -> Placement | None:
-        if len(placement.nodes) < 2:
-            return None
-        count = len(placement.nodes)
-        nodes = set(placement.nodes[: count - 1 if count <= 4 else 1 << ((count - 1).bit_length() - 1)])
-        ranks = tuple(r for r in placement.ranks if r // self.cluster.accelerators_per_node in nodes)
-        return self._place(ranks) if len(ranks) > 1 else None
 
     def _even(self, name: str, placement: Placement, root: int) -> Traffic:
         """Of one byte, equally spread."""
@@ -397,61 +398,60 @@ class CommunicationModel:
             placement = self._placements[ranks] = place(tuple(ranks), self.cluster)
         return placement
 
-    def _communicator(self, placement: Placement, group_size: int | None = None) -> tuple[Communicator, Reach]:
-        key = (placement.ranks, group_size)
+    def _communicator(self, placement: Placement, group_size: int = 0) -> tuple[Communicator, Reach]:
+        layout = placement.layout(self.cluster)
+        return self._communicator_of(replace(layout, ranks=group_size) if group_size > layout.ranks else layout)
+
+    def _communicator_of(self, layout: Layout) -> tuple[Communicator, Reach]:
+        key = (layout.ranks, layout.nodes, layout.per_node, layout.nics, layout.crosses)
         found = self._communicators.get(key)
         if found is None:
-            found = self._communicators[key] = self._new_communicator(placement, group_size)
+            found = self._communicators[key] = self._new_communicator(layout)
         return found
 
-    def _new_communicator(self, placement: Placement, group_size: int | None) -> tuple[Communicator, Reach]:
+    def _new_communicator(self, layout: Layout) -> tuple[Communicator, Reach]:
         cluster = self.cluster
-        nodes, per_node = len(placement.nodes), placement.per_node
         scale_up = usable_scale_up(cluster.accelerator) / 1e3
         if cluster.scale_up == "mesh" and cluster.accelerators_per_node > 1:
-            scale_up *= max(1, per_node - 1) / (cluster.accelerators_per_node - 1)
+            scale_up *= max(1, layout.per_node - 1) / (cluster.accelerators_per_node - 1)
         pci = cluster.accelerator.host_link_bandwidth_bytes_per_s * PCI_SHARE / 1e9
         peer = self._environment.peer_to_peer
         nic = usable_nic(cluster) / 1e3
         comm = Communicator(
-            ranks=max(group_size or 0, len(placement.ranks)),
-            nodes=nodes,
-            per_node=per_node,
+            ranks=layout.ranks,
+            nodes=layout.nodes,
+            per_node=layout.per_node,
             architecture=architecture(cluster.accelerator),
             nvlink=scale_up if peer else 0.0,
             pci=pci,
             multicast=cluster.multicast,
-            nics=placement.nics_per_node,
+            nics=layout.nics,
             nic=nic,
             cpu=cluster.host_cpu,
         )
         node = math.inf
-        if nodes > 1:
+        if layout.nodes > 1:
             reached = reached_nic(cluster) / 1e3
-            node = placement.nics_per_node * reached
-            for level, spans in zip(cluster.levels, placement.spans):
-                if spans > 1 and blocks(level.nodes, level.oversubscription, cluster):
-                    rails = placement.nics_per_node / cluster.nics_per_node if cluster.rails else 1.0
+            node = layout.nics * reached
+            for level, crosses in zip(cluster.levels, layout.crosses):
+                if crosses and blocks(level.nodes, level.oversubscription, cluster):
+                    rails = layout.nics / cluster.nics_per_node if cluster.rails else 1.0
                     up = level.nodes * cluster.nics_per_node * rails * reached / level.oversubscription
                     node = min(node, up)
         return comm, Reach(scale_up if peer else pci, node)
 
-    def _curve(
-        self,
-        key: tuple,
-        plan: Callable[[Communicator, Reach], list[Planned]],
-        comm: Communicator,
-        reach: Reach,
-        floor: Floor | None = None,
-    ) -> Curve:
-        curve = self._curves.get(key)
-        if curve is None:
+    def _steps(
+        self, key: tuple, plan: Callable[[Communicator, Reach], list[Planned]], comm: Communicator, reach: Reach
+    ) -> Steps:
+        found = self._known.get(key)
+        if found is None:
 
             def sample(comm: Communicator, reach: Reach) -> Samples:
-                return samples(plan(comm, reach), self.calibration, comm.nodes, key[0])
+                scope = min(comm.nodes, 2)
+                return samples(plan(comm, reach), lambda *choice: self._scaling(scope, *choice, key[0]))
 
-            curve = self._curves[key] = monotone_curve(sample, comm, reach, floor)
-        return curve
+            found = self._known[key] = Steps(sample, comm, reach)
+        return found
 
     @staticmethod
     def _cost(point: Point, traffic: Traffic, bytes: int) -> Cost:

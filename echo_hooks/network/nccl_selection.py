@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -93,13 +94,13 @@ def expected_us(
 
     ``launched``: channels of the communicator. ``operations``: collectives fused into one call (grouped).
     """
-    bandwidth = np.full(bytes.shape, row.gb_per_s)
+    bandwidth: float | np.ndarray = row.gb_per_s
     if function == "all_reduce" and row.algorithm == "tree":
-        bandwidth *= tree_correction(row.protocol, bytes, 23)
+        bandwidth = bandwidth * tree_correction(row.protocol, bytes, 23)
     blackwell = comm.architecture == "blackwell" and comm.cpu != "arm"
     if function == "all_reduce" and row.algorithm == "nvls_tree" and blackwell:
-        bandwidth *= tree_correction(row.protocol, bytes, 24)
-    latency = np.full(bytes.shape, row.latency_us)
+        bandwidth = bandwidth * tree_correction(row.protocol, bytes, 24)
+    latency: float | np.ndarray = row.latency_us
     if function == "all_reduce" and (row.algorithm, row.protocol) == ("ring", "simple") and comm.nodes > 1:
         plateau = bytes // (launched * comm.ranks) >= 64
         latency = np.where(plateau, latency * (1.9 if comm.architecture == "volta" else 1.4), latency)
@@ -149,6 +150,12 @@ def clamp_channels(count: int, environment: Environment) -> int:
 
 def tree_correction(protocol: str, bytes: np.ndarray, entries: int) -> np.ndarray:
     """NCCL's factor on Tree's bandwidth at each size; 1 beyond the table's first ``entries``."""
+    return _tree_correction(protocol, bytes.tobytes(), bytes.dtype.char, entries)
+
+
+@lru_cache(maxsize=64)  # plans ask for the same sizes over and over
+def _tree_correction(protocol: str, data: bytes, kind: str, entries: int) -> np.ndarray:
+    bytes = np.frombuffer(data, kind)
     index = np.floor(np.log2(np.maximum(bytes, 1) / 64)).astype(np.int64)
     table = np.array(TREE_CORRECTION[protocol], np.float64)
     return np.where((index >= 0) & (index < entries), table[np.clip(index, 0, 23)], 1.0)

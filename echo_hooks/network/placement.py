@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
 from echo_hooks.errors import UsageError
 from echo_hooks.hardware.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What durations depend on of how a group lies, or would.
+
+    ``members``: the nodes, ascending. ``per_node``: ranks on the fullest, ``nics``: near them. ``shared``, ``least``:
+    ranks near one NIC, at most and at least. ``crosses``: per level of the fabric, whether the group goes over its
+    uplinks. ``alike``: the same places on all nodes.
+    """
+
+    ranks: int
+    members: tuple[int, ...]
+    nodes: int
+    per_node: int
+    nics: int
+    shared: int
+    least: int
+    crosses: tuple[bool, ...]
+    alike: bool
+
+    @property
+    def nics_per_rank(self) -> float:
+        return self.nics / self.per_node
 
 
 @dataclass(frozen=True)
@@ -47,6 +72,39 @@ class Placement:
     def nics_per_node(self) -> int:
         """NICs on the node that has the fewest of them near its ranks."""
         return min(len(nics) for nics in self.nics)
+
+    def layout(self, cluster: Cluster) -> Layout:
+        alike = len(set(self.places)) == 1
+        return self._layout(
+            len(self.ranks), len(self.nodes), max(self.places, key=len), self.nics_per_node, alike, cluster
+        )
+
+    def with_ranks(self, nodes: int, per_node: int, cluster: Cluster) -> Layout:
+        """The same group on its first ``nodes`` nodes (or as many more as that is), with ``per_node`` ranks on each:
+        in its places if it has so many, else in the first ones."""
+        if per_node == self.per_node:
+            places, nics = max(self.places, key=len), self.nics_per_node
+        else:
+            places = tuple(range(per_node))
+            nics = len({nic_of(place, cluster) for place in places})
+        return self._layout(nodes * per_node, nodes, places, nics, True, cluster)
+
+    def _layout(
+        self, ranks: int, nodes: int, places: tuple[int, ...], nics: int, alike: bool, cluster: Cluster
+    ) -> Layout:
+        members = self.nodes[:nodes]
+        near = Counter(nic_of(place, cluster) for place in places).values()
+        return Layout(
+            ranks=ranks,
+            members=members,
+            nodes=nodes,
+            per_node=len(places),
+            nics=nics,
+            shared=max(near),
+            least=min(near),
+            crosses=tuple(members[0] // level.nodes != members[-1] // level.nodes for level in cluster.levels),
+            alike=alike,
+        )
 
 
 def place(ranks: tuple[int, ...], cluster: Cluster) -> Placement:

@@ -52,12 +52,13 @@ def plan_collective(
     operations = -(-count // ring_graph(comm, rules.selection).launched)
     rows = _as_printed(candidates(function, comm, rules.selection, rules.environment), function, comm, rules)
     best, _ = choose(rows, function, comm, dtype, sizes, operations=operations)
+    usual_rings = ring_graph(usual(comm), rules.selection).launched
     planned = []
     for i, row in enumerate(rows):
         where = np.flatnonzero(best == i)
         if len(where):
             taken = channels(row, comm, sizes[where], rules.environment)
-            most = _usually_launched(row, comm, rules)
+            most = row.graph.launched if row.algorithm in ("nvls", "nvls_tree") else usual_rings
             usually = UsualChannels(channels(row, comm, sizes[where], rules.environment, most), most)
             parts = collective_parts(
                 function, row, comm, reach, rules.time, sizes[where], taken, usually, operations=operations
@@ -77,12 +78,6 @@ def _as_printed(rows: list[Candidate], function: str, comm: Communicator, rules:
         if bandwidth > 0:
             said.append(replace(row, latency_us=latency, gb_per_s=bandwidth))
     return said or rows
-
-
-def _usually_launched(row: Candidate, comm: Communicator, rules: Rules) -> int:
-    if row.algorithm in ("nvls", "nvls_tree"):
-        return row.graph.launched
-    return ring_graph(usual(comm), rules.selection).launched
 
 
 def plan_send(

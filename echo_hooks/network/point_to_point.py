@@ -1,7 +1,10 @@
 """Sends, receives and what is made of them: all-to-all, gather, scatter.
 
 Channels and protocol after NVIDIA/nccl src/graph/paths.cc (ncclTopoComputeP2pChannels) and src/enqueue.cc
-(calcP2pChannelCount, addP2pToPlan). NCCL has no expectation of their time; the latencies are Ring's.
+(calcP2pChannelCount, addP2pToPlan). NCCL has no expectation of their time: hops are Ring's of the same protocol, and
+the base is that of Ring with LL whatever the protocol, because those are the two kernels that NCCL compiles for what
+they run; a collective in another protocol is called through a table from the kernel of LL (src/device/generate.py,
+best_kernel), and its base has the price of that call.
 """
 
 from __future__ import annotations
@@ -96,7 +99,7 @@ def send_parts(
     channels: np.ndarray,
     counted: np.ndarray,
 ) -> Parts:
-    """One send of each of ``bytes`` over ``channels``: Ring's base and one hop, the channels' or the link's speed.
+    """One send of each of ``bytes`` over ``channels``: base, one hop of Ring, and the channels' or the link's speed.
 
     ``counted``: channels it would take with the usual links (``durations.UsualChannels``).
     """
@@ -133,7 +136,7 @@ def exchange_parts(
 
 def _latency(protocol: str, comm: Communicator, between: bool, constants: Tables) -> tuple[float, float, float]:
     p = PROTOCOLS.index(protocol)
-    base = constants.base_us["ring"][p]
+    base = constants.base_us["ring"][PROTOCOLS.index("ll")]
     if between:
         return base, 0.0, constants.hop_us["net"]["ring"][p]
     return base, constants.hop_us["nvlink" if comm.nvlink else "pci"]["ring"][p], 0.0

@@ -6,6 +6,7 @@ overlap model. NVSwitches do not block, so a node has no resource of its own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -16,7 +17,7 @@ from echo_hooks.hardware.accelerator import Accelerator
 from echo_hooks.hardware.cluster import Cluster
 from echo_hooks.network.cost import Resource
 from echo_hooks.network.nccl_tables import NVLINK_GB_PER_S, NVLINK_RAW_GB_PER_S, PCI_SHARE
-from echo_hooks.network.placement import Placement
+from echo_hooks.network.placement import Layout, Placement
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,41 @@ class Links:
         load = np.bincount(at.reshape(-1), weights=bytes[send], minlength=len(used))
         used, load = used[load != 0], load[load != 0]
         return Traffic(tuple(used.tolist()), load, self._capacity[used])
+
+    def fullest_even_us(self, name: str, layout: Layout, root: int) -> tuple[float, float] | None:
+        """Time of the fullest link in a node, and of the fullest one outside, per byte of an ``all_to_all``, ``gather``
+        or ``scatter`` that is evenly spread: what ``pairs`` would find, without looking at every pair. ``root``: its
+        rank; if on none of the group's nodes (-1), it is on the first. None for groups that have other places on one
+        node than on another."""
+        if not layout.alike:
+            return None
+        n, m, g = layout.ranks, layout.nodes, layout.per_node
+        scale_up = self.resources[0].capacity_bytes_per_us
+        rails = self._cluster.rails
+        inside, outside = (g - 1) / n, 0.0
+        if m > 1:
+            outside = (n - g) / n
+            moved = (m - 1) / n if rails else 0.0  # to the destination's rail, in the own node
+            if name == "all_to_all":
+                outside *= layout.shared
+                inside += max((g - layout.least) * moved, (g - layout.shared) * layout.shared * moved)
+            elif name == "scatter":
+                inside += (g - layout.shared) * moved
+                if rails:
+                    outside = layout.shared * (m - 1) / n
+        times = [outside / reached_nic(self._cluster)]
+        at = root // self._cluster.accelerators_per_node
+        at = at if at in layout.members else layout.members[0]
+        for level, first, crosses in zip(self._cluster.levels, self._first_uplink, layout.crosses):
+            if first >= 0 and crosses:
+                here = Counter(node // level.nodes for node in layout.members)
+                if name == "all_to_all":
+                    most = max(count * g * (n - count * g) / n for count in here.values())
+                else:
+                    most = (n - here[at // level.nodes] * g) / n
+                lane = layout.shared / g if rails and name != "gather" else 1.0
+                times.append(most * lane / self.resources[first].capacity_bytes_per_us)
+        return inside / scale_up, max(times)
 
     def ways(self, source: np.ndarray, destination: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Every link that every send goes over: (place of the send in the arrays, resource), each pair once.

@@ -18,6 +18,7 @@ TARGETS = ("kernel", "waiting", "call")
 """Outputs, each ln(slowdown): of the kernel while the call moves data, of the kernel while the call waits, of the
 call."""
 
+SLACK = 1.5
 _ATTRIBUTE = "echo_overlap"
 MOST_BYTES = 256 << 20
 
@@ -33,6 +34,12 @@ class OverlapModel:
     @property
     def targets(self) -> tuple[str, ...]:
         return tuple(t for t in TARGETS if t in self.about["targets"])
+
+    def covers(self, call: Call) -> bool:
+        """Whether the call is like those that the model was trained on: as many channels, up to a factor of SLACK, and
+        bytes, or more of them. Trees cannot tell what lies beyond."""
+        least, most = self.about["channels"]
+        return least / SLACK <= call.channels <= most * SLACK and call.bytes * SLACK >= self.about["sizes"][0]
 
     def predict(self, pairs: Sequence[tuple[Kernel, Call]], accelerator: Accelerator) -> np.ndarray:
         """Factors [n, 3] in the order of TARGETS, whatever ``targets`` says."""
@@ -95,7 +102,7 @@ def loads(raw: bytes, name: str) -> OverlapModel:
     try:
         about = json.loads(said)
         version, names = about["features"], about["names"]
-        known = set(about["targets"]) <= set(TARGETS)
+        known = set(about["targets"]) <= set(TARGETS) and len(about["channels"]) == 2 and bool(about["sizes"])
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"{name}: its description is damaged; train it again") from None
     if version != VERSION or names != list(NAMES) or not known:

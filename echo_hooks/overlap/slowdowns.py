@@ -18,7 +18,8 @@ NONE, FORMULA = "none", "formula"
 
 
 class Slowdowns:
-    """How much kernels and calls on one accelerator slow each other down.
+    """How much kernels and calls on one accelerator slow each other down: by the learned model for calls of the kind it
+    was trained on, by the formula for others.
 
     ``note``: in one sentence, where the factors are from.
     """
@@ -43,6 +44,8 @@ class Slowdowns:
             kernel, call = pairs[i]
             found[i] = formula(kernel, call, self.accelerator, demands[id(kernel)])
         targets = self._model.targets if self._model is not None else ()
+        if self._model is not None and targets:
+            asked = [i for i in asked if self._model.covers(pairs[i][1])]
         if self._model is not None and targets and asked:
             learned = self._model.predict([pairs[i] for i in asked], self.accelerator)
             columns = [TARGETS.index(target) for target in targets]

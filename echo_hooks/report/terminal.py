@@ -122,7 +122,8 @@ def _print_breakdown(report: Report, console: Console) -> None:
         chunk = shown[first : first + ROLES_A_TABLE]
         heading(console, "Where one step goes, in ms" + (" (continued)" if first else ""))
         cells = table("", *(column for role in chunk for column in (_role_header(role), "%")))
-        _breakdown_rows(cells, [role.breakdown for role in chunk if role.breakdown], report.step_time_ms)
+        slowed = [role.slowdown.get("kernels", 0.0) for role in chunk]
+        _breakdown_rows(cells, [role.breakdown for role in chunk if role.breakdown], slowed, report.step_time_ms)
         show(console, cells)
     if len(shown) < len(roles):
         line(console, f"{len(roles) - len(shown)} more roles in report.json")
@@ -136,7 +137,8 @@ def _role_header(role: RoleReport) -> str:
     return "\n".join([*textwrap.wrap(name, 12), rank])
 
 
-def _breakdown_rows(cells: Table, parts: list[dict[str, Any]], step_ms: float | None) -> None:
+def _breakdown_rows(cells: Table, parts: list[dict[str, Any]], slowed: list[float], step_ms: float | None) -> None:
+    """``slowed``: what kernels lose to communication beside them, a part of compute and so in no sum."""
     decimals = decimals_for(step_ms)
     groups = sorted({name for part in parts for name in part["exposed_communication"]})
     rows = [("compute", [p["compute"] for p in parts])]
@@ -147,6 +149,8 @@ def _breakdown_rows(cells: Table, parts: list[dict[str, Any]], step_ms: float | 
         ("host", [p["host"] for p in parts]),
     ]
     totals = [sum(values[i] for _, values in rows) for i in range(len(parts))]
+    if any(slowed):
+        rows.insert(1, ("of it slowdown", slowed))
     for label, values in [*rows, ("step", totals)]:
         numbers: list[str] = []
         for value, total in zip(values, totals):

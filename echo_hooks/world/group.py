@@ -89,6 +89,10 @@ class RecordingGroup(dist.ProcessGroup):
         kind = tensors[0].device.type if tensors else ""
         if self.world.check_devices and kind and kind not in self.backends:
             raise RuntimeError(f"No backend type associated with device type {kind}")
+        if self.world.values.in_place and kind == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise NotImplementedError(
+                "a collective captured in a CUDA graph is recorded once, not at each replay: use --timing profile"
+            )
         if tensors and tensors[0].layout != torch.strided:
             raise NotImplementedError(f"collectives on {tensors[0].layout} tensors are not simulated")
 

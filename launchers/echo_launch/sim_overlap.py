@@ -18,6 +18,7 @@ from echo_hooks.hardware.cluster import load_cluster
 from echo_hooks.hardware.units import parse_quantity
 from echo_hooks.network.model import CommunicationModel
 from echo_hooks.overlap import training
+from echo_hooks.overlap.features import NAMES
 from echo_hooks.overlap.model import TARGETS, load, save
 from echo_hooks.overlap.ncu import read_ncu
 from echo_hooks.overlap.samples import Sample, read_samples, write_samples
@@ -130,11 +131,13 @@ def train(arguments: argparse.Namespace) -> int:
     targets = training.used_targets(scores)
     whole = judged if extra is None else training.joined(judged, extra)
     booster = training.fit(whole, seed=arguments.seed)
-    about = {
+    channels = whole.rows[:, NAMES.index("call_channels")]
+    about: dict[str, Any] = {
         "accelerator": accelerator.name,
         "targets": list(targets),
         "pairs": len(whole.kernel),
         "kernels": len(np.unique(whole.kernel)),
+        "channels": [int(channels.min()), int(channels.max())],
         "sizes": sorted({int(size) for size in whole.size}),
         "sources": {str(s): int((whole.source == s).sum()) for s in np.unique(whole.source)},
         "seed": arguments.seed,

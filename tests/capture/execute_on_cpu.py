@@ -65,7 +65,7 @@ def main(rank: int, out: str, script: str, profiler: str = "CpuProfiler") -> Non
                 "kinds": kinds,
                 "names": names,
                 "collective_bytes": [int(trace.program.bytes[i]) for i in talk],
-                "prologue": len(trace.prologue),
+                "collectives_before": int((trace.prologue.kind == Kind.COLLECTIVE).sum()),
                 "durations": [us for us, name in zip(trace.program.duration_us.tolist(), names) if name in KERNELS],
                 "host_us": trace.program.host_us.tolist(),
                 "phases": trace.program.phase.tolist(),

@@ -51,7 +51,11 @@ def test_the_host_takes_no_device_memory(echo):
     assert allocated(echo) == 0
     on_device = on_host.cuda()
     assert allocated(echo) == 4 << 20
-    del on_device
+    del on_device, on_host
+    gc.collect()
+    again = torch.empty(512, 1024)
+    assert echo.capture.memory.host.peak_bytes == 4 << 20  # the first was gone when this came
+    del again
 
 
 def test_resizing_a_storage_frees_it(echo):

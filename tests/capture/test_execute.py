@@ -61,6 +61,8 @@ def test_one_step_of_kernels_and_communication(tmp_path):
     order = [name for name in found["names"] if name]
     assert order.index("all_reduce") > order.index("aten::threshold_backward")
     assert found["phases"][found["names"].index("aten::threshold_backward")] == 1
+    # Before it: the warm-up steps and the captured ones but the last; of the timed steps nothing is kept.
+    assert found["collectives_before"] == 4 * (LEAST_WARMUP + CAPTURED_STEPS - 1)
     product = 2 * 8 * 64 * 64
     assert found["flops"] == {"float32 0": 2 * product, "float32 1": 3 * product}
     assert any("its own steps took" in note for note in found["notes"])

@@ -137,3 +137,17 @@ def test_an_operation_the_cpu_cannot_do_only_loses_the_value(echo):
     tensor = torch.ones(1, 2, 16, 8, dtype=torch.bfloat16, device="cuda")
     result = torch.ops.aten._scaled_dot_product_flash_attention(tensor, tensor, tensor)[0]
     assert result.shape == tensor.shape and shadows.known(result) is None
+
+
+def test_a_header_filled_in_piece_by_piece_is_known(echo):
+    """DeepSpeed's pipeline sends the shape of its activations so: into a part of a fresh integer tensor."""
+    header = torch.empty(8, dtype=torch.int32, device="cuda")
+    header[:3].copy_(torch.tensor([2, 16, 64], dtype=torch.int32, device="cuda"))
+    assert header[:4].tolist() == [2, 16, 64, 0]
+
+
+def test_the_choice_of_topk_runs_along_its_dimension(echo):
+    """A router's experts each choose tokens (dim 0): different ones, none beyond the last."""
+    tokens = torch.topk(torch.randn(64, 4, device="cuda").exp(), k=16, dim=0)[1].cpu()
+    assert tokens.shape == (16, 4) and tokens.max() < 64
+    assert all(len(set(column.tolist())) == 16 for column in tokens.T)

@@ -71,3 +71,16 @@ def test_batch_sizes_of_deepspeed(world, here, capfd):
         "layout: train_batch_size 64 is not 4 (train_micro_batch_size_per_gpu) x 8 (gradient_accumulation_steps) x 96 "
         "(data-parallel world that DeepSpeed sees) = 3072; nearest legal: train_batch_size 3072"
     )
+
+
+@pytest.mark.slow
+def test_layers_built_and_configured(here, capfd):
+    """NVIDIA/Megatron-LM#1304, #468: fewer layers are built than were configured, and nothing says so."""
+    pytest.importorskip("megatron.core")
+    words = SIZES.replace("--layers 8", "--layers 6").split()
+    script = str(CASES / "floored_layers.py")
+    status = main(["--simulate", "--world-size", "4", script, *words, "--pp", "4", "--micro-batches", "4"])
+    out, err = capfd.readouterr()
+    assert status == 3, err
+    assert "4 layers are built of 6 configured" in " ".join((out + err).split())
+    assert "have 1/1/1/1" in " ".join((out + err).split())

@@ -20,6 +20,7 @@ from echo_hooks.compose.programs import role_program
 from echo_hooks.compose.tables import build_tables
 from echo_hooks.compose.world import build_world
 from echo_hooks.graph.roles import Role
+from echo_hooks.report.report import _slowdown_ms
 
 
 @dataclass
@@ -73,6 +74,15 @@ def beside(kernel_us: float, call_us: int) -> Plan:
     rank.run(kernel_us)
     rank.sync()
     return plan
+
+
+def test_the_report_says_what_slowdown_cost():
+    # As below: the kernel ends at 16.25 instead of 10, the call at 12.5 instead of 10.
+    (t,) = beside(10, 10).compose(overlap=Factors(2.0, 1.0, 1.25)).timelines
+    found = _slowdown_ms(t, steps=1)
+    assert found == {"kernels": pytest.approx(6.25e-3), "communication": pytest.approx(2.5e-3)}
+    (t,) = beside(10, 10).compose().timelines
+    assert _slowdown_ms(t, steps=1) == {"kernels": 0.0, "communication": 0.0}
 
 
 def test_kernel_and_call_slow_each_other_down():

@@ -146,7 +146,7 @@ def test_a_compiled_step_is_left_alone(recording, capfd):
         (weight * 2).sum().backward()
         compiled()
     assert recording.steps in (0, 2)  # torch.compile may leave the loop over hooks out of its graph, or take it in
-    assert weight.tolist() != [1.0, 1.0, 1.0] and "record" not in capfd.readouterr().err
+    assert weight.tolist() != [1.0, 1.0, 1.0] and "echo-launch" not in capfd.readouterr().err
 
 
 def test_a_fault_of_the_record_is_one_line(recording, capfd, monkeypatch):

@@ -81,6 +81,30 @@ def test_kernel_times_of_every_operation_and_protocol_are_predicted_at_sizes_bet
     assert mean_errors(compare(sweeps, cluster, Calibration()))["all sizes"] < 0.25
 
 
+def test_fixed_multipliers_stay_whatever_the_data_say():
+    """Two ranks do not tell the links' share of an all-to-all from a rank's own: left free, four ranks would come out
+    at half their time."""
+    cluster, prior = load_cluster("h200-sxm:1x8"), shipped_calibration("h200-sxm")
+    sweeps = [s for s in read_sweeps(SWEEP) if s.collective == "all_to_all"]
+    found = fit(sweeps, cluster, prior=prior, fixed=("transfer", "copy")).calibration
+    for protocol in ("ll", "simple"):
+        key = ("node", "p2p", protocol, "")
+        assert (found.scalings[key].transfer, found.scalings[key].copy) == pytest.approx(
+            (prior.scalings[key].transfer, prior.scalings[key].copy), rel=1e-6
+        )
+        assert not {"transfer", "copy"} & set(found.support[key].identified)
+
+
+def test_the_shipped_all_to_all_of_an_h200_is_that_of_kernels():
+    cluster = load_cluster("h200-sxm:1x8")
+    sweeps = [s for s in read_sweeps(SWEEP) if s.collective == "all_to_all"]
+    errors = mean_errors(compare(sweeps, cluster))
+    assert max(errors[name] for name in errors) < 0.08
+    # And four ranks keep the links' speed: 3/4 of the bytes go out, at the 370.8 GB/s of NVLink less a tenth.
+    us = CommunicationModel(cluster).collective("all_to_all", (0, 1, 2, 3), 1 << 29, "bfloat16").duration_us
+    assert 0.85 < 0.75 * (1 << 29) / 370.8e3 / us < 1.0
+
+
 def test_outliers_do_not_move_a_fit():
     truth = Calibration("truth", {("node", "ring", "simple", ""): Scaling(transfer=1.3)})
     sweep = made_up("all_gather", 4, truth)

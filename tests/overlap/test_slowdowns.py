@@ -155,7 +155,8 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, content):
 def trained(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("model") / "model.bin"  # the name says nothing
     data = training.prepare(many(), H200)
-    save(path, training.fit(data, rounds=20), {"accelerator": "h200-sxm", "targets": ["kernel", "call"], "pairs": 80})
+    about = {"accelerator": "h200-sxm", "targets": ["kernel", "call"], "pairs": 80}
+    save(path, training.fit(data, rounds=20), about | {"channels": [24, 24], "sizes": [1 << 20, 4 << 20]})
     return path
 
 
@@ -267,6 +268,15 @@ def test_factors_are_never_below_one_and_copies_to_the_host_are_left_alone():
     factors = choose(None, H200).slowdowns([(k, ALL_REDUCE) for k in kernels])
     assert (factors[:2] == 1.0).all() and (factors >= 1.0).all()
     assert factors.shape == (4, len(TARGETS))
+
+
+def test_calls_unlike_those_measured_are_left_to_the_formula():
+    kernel = gemm(2048, 2048, 2048, 25.6)
+    for other in (replace(ALL_REDUCE, channels=4), replace(ALL_REDUCE, bytes=4096), replace(ALL_REDUCE, channels=100)):
+        learned, plain = (choose(spec, H200).slowdowns([(kernel, other)]) for spec in (None, "formula"))
+        assert (learned == plain).all()
+    learned, plain = (choose(spec, H200).slowdowns([(kernel, ALL_REDUCE)]) for spec in (None, "formula"))
+    assert (learned != plain).any()
 
 
 def test_the_shipped_model_knows_what_an_h200_showed():

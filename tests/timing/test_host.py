@@ -3,9 +3,10 @@
 import numpy as np
 
 from echo_hooks.graph.ops import OpSignature
+from echo_hooks.graph.program import HOST_STREAM, Kind
 from echo_hooks.graph.recorder import Recorder
 from echo_hooks.graph.rundir import RankTrace
-from echo_hooks.timing.host import settle_host_times
+from echo_hooks.timing.host import COMMUNICATION_CALL_US, add_communication_calls, settle_host_times
 
 
 class Clock:
@@ -55,3 +56,18 @@ def test_the_same_op_elsewhere_is_another_moment():
 def test_no_records_is_no_error():
     settle_host_times([])
     settle_host_times([trace_of(0, [])])
+
+
+def test_a_communication_call_costs_the_host_once_per_kernel_and_only_on_the_device():
+    recorder = Recorder(0, 2, clock_ns=Clock())
+    call = {"group": 0, "bytes": 8, "dtype": "float32", "site": "x:1"}
+    recorder.communication(Kind.COLLECTIVE, OpSignature("all_reduce"), seq=0, **call)
+    recorder.communication(Kind.COLLECTIVE, OpSignature("all_reduce"), seq=1, stream=HOST_STREAM, **call)
+    with recorder.batch():
+        for _ in range(3):
+            recorder.communication(Kind.SEND, OpSignature("send"), peer=1, **call)
+    recorder.compute(recorder.ops.add(OpSignature("mm")))
+    program = recorder.program.program()
+    trace = RankTrace(0, program, program.slice(0, 0), recorder.ops.signatures, recorder.groups, {})
+    add_communication_calls(trace)
+    assert trace.program.host_us.tolist() == [COMMUNICATION_CALL_US, 0, COMMUNICATION_CALL_US, 0, 0, 0]

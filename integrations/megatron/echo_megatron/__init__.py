@@ -145,6 +145,7 @@ integration = Integration(
     patches={
         "megatron.core.transformer.torch_norm": _torch_norm,
         "megatron.core.transformer.moe.moe_utils": _moe_utils,
+        "megatron.core.transformer.transformer_block": layout.patches,
         "megatron.core.pipeline_parallel.schedules": _microbatches,
         "megatron.core.distributed.fsdp.src.megatron_fsdp.uneven_dtensor": _uneven_dtensor,
         "megatron.core.distributed.fsdp.mcore_fsdp_adapter": _fsdp_adapter,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
+import torch.distributed as dist
+
 from echo_hooks.layouts import frames, split_line, uneven_stages, world_line
+from echo_hooks.patching import Patch
 
 _GROUPS = {
     # parameter of parallel_state.initialize_model_parallel -> the name its users have for it
@@ -82,6 +85,25 @@ def _layers(f: Mapping[str, int]) -> str | None:
     return line
 
 
+# ---- what is built ----
+
+
+def patches(module: ModuleType) -> list[Patch]:
+    """For megatron.core.transformer.transformer_block: the layers of each rank are counted."""
+
+    def count(original):
+        def init(self, config, *args, **kwargs):
+            original(self, config, *args, **kwargs)
+            if dist.is_initialized() and hasattr(dist.group.WORLD, "world"):
+                dist.group.WORLD.world.recorder.tally("layers", len(self.layers), config.num_layers)
+
+        return init
+
+    return [
+        Patch(module.TransformerBlock, "__init__", count, "layers built are compared with those configured", "0.12")
+    ]
+
+
 # ---- what the frames tell ----
 
 
@@ -134,8 +156,6 @@ def _integers(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, 
 
 
 def _world() -> int:
-    import torch.distributed as dist
-
     return dist.get_world_size() if dist.is_initialized() else 1
 
 

@@ -8,6 +8,12 @@ _PYTORCH = "echo_megatron.te.pytorch"
 _RECIPES = "echo_megatron.te.recipes"
 _EMPTY = "echo_megatron.te.package"
 
+# Megatron-core alone does without both. Its training loops, and scripts that name Transformer Engine, expect the usual
+# container, which has both.
+_FRAMEWORKS = ("megatron.training", "megatron.bridge", "nemo")
+_WORDS = ("transformer_engine", "transformer-engine", "apex", *_FRAMEWORKS)
+_PROBED_BY = ("megatron",)
+
 TRANSFORMER_ENGINE = StandIn(
     name="transformer_engine",
     modules={
@@ -41,7 +47,9 @@ TRANSFORMER_ENGINE = StandIn(
     },
     distribution="transformer-engine",
     version="2.9.0",
-    frameworks=("megatron",),
+    frameworks=_FRAMEWORKS,
+    words=_WORDS,
+    probed_by=_PROBED_BY,
 )
 
 TRANSFORMER_ENGINE_TORCH = StandIn(
@@ -49,7 +57,9 @@ TRANSFORMER_ENGINE_TORCH = StandIn(
     modules={"transformer_engine_torch": "echo_megatron.te.other"},
     distribution="transformer-engine",
     version="2.9.0",
-    frameworks=("megatron",),
+    frameworks=_FRAMEWORKS,
+    words=_WORDS,
+    probed_by=_PROBED_BY,
 )
 
 APEX = StandIn(
@@ -63,17 +73,21 @@ APEX = StandIn(
     },
     distribution="apex",
     version="0.1",
-    frameworks=("megatron",),
+    frameworks=_FRAMEWORKS,
+    words=_WORDS,
+    probed_by=_PROBED_BY,
 )
 
-AMP_C = StandIn("amp_C", {"amp_C": "echo_megatron.apex"}, "apex", "0.1", ("megatron",))
+AMP_C = StandIn("amp_C", {"amp_C": "echo_megatron.apex"}, "apex", "0.1", _FRAMEWORKS, _WORDS, _PROBED_BY)
 
 FUSED_WEIGHT_GRADIENT = StandIn(
     "fused_weight_gradient_mlp_cuda",
     {"fused_weight_gradient_mlp_cuda": "echo_megatron.apex"},
     "apex",
     "0.1",
-    ("megatron",),
+    _FRAMEWORKS,
+    _WORDS,
+    _PROBED_BY,
 )
 
 STAND_INS = (TRANSFORMER_ENGINE, TRANSFORMER_ENGINE_TORCH, APEX, AMP_C, FUSED_WEIGHT_GRADIENT)

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from echo_hooks import host_tensors
 from echo_hooks.capture import answers, shadows
+from echo_hooks.capture.temporaries import crossing
 from echo_hooks.devices import pinned
 from echo_hooks.devices.pretended import Pretended
 from echo_hooks.graph.ops import OpSignature, dtype_name, meta_of
@@ -146,6 +147,7 @@ def _copy(mode, func, args, kwargs):
         mode.replay(func, args, {})
         _keep_copied_value(target, source)
         return target
+    mode.memory.pass_through(crossing(source, target, non_blocking))
     if target.device.type == "cpu":
         _to_host(mode, source, blocking=not non_blocking)
         value = shadows.known(source)

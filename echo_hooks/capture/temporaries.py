@@ -28,6 +28,21 @@ def temporaries(func, args: Sequence[Any], kwargs: dict[str, Any], result: Any) 
     return tuple([size for size in rule({**values, **kwargs}, result) if size])
 
 
+def crossing(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> tuple[int, ...]:
+    """Of a copy between host and device, on the device (cuda/Copy.cu, copy_kernel_cuda).
+
+    Only contiguous memory of one dtype crosses. The device converts when the copy must not block, else the host does;
+    what is not contiguous on the device is copied there.
+    """
+    same = source.dtype == target.dtype
+    if same and (source.stride() == target.stride() or (source.is_contiguous() and target.is_contiguous())):
+        return ()
+    on_device, dtype = (source, target.dtype) if target.device.type == "cpu" else (target, source.dtype)
+    if non_blocking and not same:
+        return (target.numel() * dtype.itemsize,)
+    return () if on_device.is_contiguous() else (target.numel() * on_device.dtype.itemsize,)
+
+
 # ---- softmax and norms ----
 
 

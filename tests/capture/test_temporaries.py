@@ -120,3 +120,32 @@ def test_the_peak_counts_them_and_nothing_stays(echo):
     events = echo.recorder.memory.columns()
     passed = events["bytes"][events["holder"] == HOLDERS.index("workspaces")]
     assert passed.tolist() == [16 << 20, -(16 << 20)]
+
+
+@pytest.mark.usefixtures("stage")
+@pytest.mark.parametrize(
+    "source, target, non_blocking, mib",
+    [
+        ("cuda", "cpu", True, 4),  # bfloat16 to float: the device converts, 1 Mi floats
+        ("cuda", "cpu", False, 0),  # ... the host does
+        ("cpu", "cuda", True, 2),  # what arrives is bfloat16 and converted there
+        ("cpu", "cuda", False, 0),
+    ],
+)
+def test_copies_that_must_not_block_are_converted_on_the_device(echo, source, target, non_blocking, mib):
+    from_, to = torch.zeros(1 << 20, dtype=BF16, device=source), torch.zeros(1 << 20, device=target)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    to.copy_(from_, non_blocking=non_blocking)
+    assert torch.cuda.max_memory_allocated() - before == mib << 20
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.usefixtures("stage")
+def test_what_is_not_contiguous_on_the_device_is_copied_there_first(echo):
+    rows = torch.zeros(1 << 10, 2 << 10, device="cuda")
+    host = torch.zeros(1 << 10, 1 << 10)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    host.copy_(rows[:, ::2])
+    assert torch.cuda.max_memory_allocated() - before == 4 << 20

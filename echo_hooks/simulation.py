@@ -23,7 +23,8 @@ from echo_hooks.mode import TIMINGS, Mode, choose_mode
 from echo_hooks.network.calibration import Calibration, load_calibration
 from echo_hooks.overlap.slowdowns import checked
 from echo_hooks.report.report import Report
-from echo_hooks.session import Job, LiveStage, Stage, finished, stage_for
+from echo_hooks.session import finished
+from echo_hooks.stages import Job, LiveStage, Stage, stage_for
 
 
 def simulate(

@@ -63,7 +63,7 @@ def simulate(
     per_node = nproc_per_node or min(world_size, described.accelerators_per_node)
     if timing not in TIMINGS:
         raise UsageError(f"timing is {timing!r}, should be one of {', '.join(TIMINGS)}")
-    mode = choose_mode(timing)
+    mode = choose_mode(timing, described.accelerator.product)
     job = Job(world_size, per_node, text, warmup_steps=warmup_steps, steps=steps, seed=seed, timing=mode.timing)
     fitted = load_calibration(Path(calibration)) if calibration is not None else None
     slowdown = checked(None if overlap is None else str(overlap))
@@ -185,6 +185,7 @@ class Simulation:
             "steps": self.job.steps,
             "seed": self.job.seed,
             "timing": self.mode.timing,
+            "executed_on": self.mode.product,
             "assumptions": [self.mode.note] if self.mode.note else [],
             "nccl_environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("NCCL_", "HCCL_"))},
             "complete": True,

@@ -85,9 +85,10 @@ def test_ddp():
 
 def test_fsdp2():
     report = simulate("train_fsdp2.py", 4, "--checkpoint")
+    name = "world" if ("world", "all_gather") in rows(report) else "dp"  # torch 2.9 makes a group for a mesh of the world
     assert rows(report) == {
-        ("world", "all_gather"): (2 * (LAYERS + 1), 2 * BF16 * PARAMETERS),
-        ("world", "reduce_scatter"): (LAYERS + 1, FP32 * PARAMETERS),
+        (name, "all_gather"): (2 * (LAYERS + 1), 2 * BF16 * PARAMETERS),
+        (name, "reduce_scatter"): (LAYERS + 1, FP32 * PARAMETERS),
     }
     assert math.isclose(tokens(report), 4 * BATCH * SEQ, rel_tol=1e-9)
     assert len(report["roles"]) == 1

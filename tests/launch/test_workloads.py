@@ -85,7 +85,7 @@ def test_ddp():
 
 def test_fsdp2():
     report = simulate("train_fsdp2.py", 4, "--checkpoint")
-    name = "world" if ("world", "all_gather") in rows(report) else "dp"  # torch 2.9 makes a group for a mesh of the world
+    name = "world" if ("world", "all_gather") in rows(report) else "dp"  # 2.9 makes a group for a mesh of all
     assert rows(report) == {
         (name, "all_gather"): (2 * (LAYERS + 1), 2 * BF16 * PARAMETERS),
         (name, "reduce_scatter"): (LAYERS + 1, FP32 * PARAMETERS),

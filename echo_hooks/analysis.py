@@ -64,13 +64,14 @@ def analyse(
     the accelerator, else the formula.
 
     Communication that does not fit together, set-up and warm-up included, gives a report with problems and no times.
-    Raises UsageError for a run without measured steps whose communication shows no reason.
+    Raises UsageError for a run without measured steps whose communication shows no reason, and for one whose operations
+    were executed on another kind of accelerator than the cluster's.
     """
     began = time.perf_counter()
     variability = Variability(seed=seed, jitter=jitter, most_records=None if jitter > 0.0 else BAND_RECORDS)
     model = network_of(run, cluster, calibration)
     add_extra_memory(run, cluster.accelerator, model)
-    executed = run.manifest.get("timing") == "execute"
+    executed = _executed(run, cluster)
     pricing = None if executed else pricing or load_pricing(cluster.accelerator, timing, profiles)
     slowdowns = choose(overlap, cluster.accelerator)
     composition = _compose(run, cluster, pricing, model, folded, slow_ranks, slowdowns, variability, host_speed)
@@ -108,6 +109,19 @@ def analyse(
     )
     report.timings["report"] = time.perf_counter() - composed
     return Analysis(composition, report)
+
+
+def _executed(run: Run, cluster: Cluster) -> bool:
+    """Whether the run's operations were executed, on the cluster's kind of accelerator."""
+    if run.manifest.get("timing") != "execute":
+        return False
+    ran_on, target = run.manifest.get("executed_on"), cluster.accelerator.product
+    if ran_on != target:
+        raise UsageError(
+            f"{run.path}: its operations were executed on {ran_on or 'a device that the manifest does not name'}, whose"
+            f" times say nothing about {target}: trace the script with --timing profile for that cluster"
+        )
+    return True
 
 
 def _compose(

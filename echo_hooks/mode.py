@@ -18,12 +18,13 @@ BUSY_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class Mode:
-    """``timing``: "execute", "profile" or "model". ``gpu``: the device that may be seen ("" for none). ``note``: why it
-    is not what was asked for, "" when it is."""
+    """``timing``: "execute", "profile" or "model". ``gpu``: the device that may be seen ("" for none). ``product``: its
+    name, as the accelerator's file has it. ``note``: why it is not what was asked for, "" when it is."""
 
     timing: str
     gpu: str = ""
     note: str = ""
+    product: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,20 +38,24 @@ class Gpu:
     total_bytes: int
 
 
-def choose_mode(timing: str, skewed: bool = False) -> Mode:
-    """``timing``: as on the command line; "auto" executes where a GPU is free. ``skewed``: a load of experts other than
-    the script's own was asked for, which only pretended routers can give."""
+def choose_mode(timing: str, product: str, skewed: bool = False) -> Mode:
+    """``timing``: as on the command line; "auto" executes where a GPU of the cluster's kind is free. ``product``: that
+    kind's name: what another one measures says nothing about the cluster. ``skewed``: a load of experts other than the
+    script's own was asked for, which only pretended routers can give."""
     if timing not in ("auto", "execute"):
         return Mode(timing)
     if skewed:
         return next_best("with --moe-skew the routers are not really run") if timing == "execute" else Mode("profile")
     found = visible(gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    alike = [gpu for gpu in found if gpu.name == product]
+    if found and not alike:
+        return next_best(f"this machine has {found[0].name} and the cluster {product}")
     # What other runs of Echo hold is no reason: their ranks and these take turns.
-    free = [gpu for gpu in found if gpu.used_bytes < BUSY_BYTES or GpuLock(gpu.index).in_use()]
+    free = [gpu for gpu in alike if gpu.used_bytes < BUSY_BYTES or GpuLock(gpu.index).in_use()]
     if free:
-        return Mode("execute", min(free, key=lambda gpu: gpu.used_bytes).index)
+        return Mode("execute", min(free, key=lambda gpu: gpu.used_bytes).index, product=product)
     if found:
-        held = min(gpu.used_bytes for gpu in found) / 2**30
+        held = min(gpu.used_bytes for gpu in alike) / 2**30
         return next_best(f"every GPU here is in use by others ({held:.1f} GiB and more)")
     if timing == "execute":
         return next_best("this machine has no NVIDIA GPU that its driver lists")

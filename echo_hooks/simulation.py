@@ -23,7 +23,8 @@ from echo_hooks.mode import TIMINGS, Mode, choose_mode
 from echo_hooks.network.calibration import Calibration, load_calibration
 from echo_hooks.overlap.slowdowns import checked
 from echo_hooks.report.report import Report
-from echo_hooks.session import Job, LiveStage, Stage, finished, stage_for
+from echo_hooks.session import finished
+from echo_hooks.stages import Job, LiveStage, Stage, stage_for
 
 
 def simulate(
@@ -62,7 +63,7 @@ def simulate(
     per_node = nproc_per_node or min(world_size, described.accelerators_per_node)
     if timing not in TIMINGS:
         raise UsageError(f"timing is {timing!r}, should be one of {', '.join(TIMINGS)}")
-    mode = choose_mode(timing)
+    mode = choose_mode(timing, described.accelerator.product)
     job = Job(world_size, per_node, text, warmup_steps=warmup_steps, steps=steps, seed=seed, timing=mode.timing)
     fitted = load_calibration(Path(calibration)) if calibration is not None else None
     slowdown = checked(None if overlap is None else str(overlap))
@@ -184,6 +185,7 @@ class Simulation:
             "steps": self.job.steps,
             "seed": self.job.seed,
             "timing": self.mode.timing,
+            "executed_on": self.mode.product,
             "assumptions": [self.mode.note] if self.mode.note else [],
             "nccl_environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(("NCCL_", "HCCL_"))},
             "complete": True,

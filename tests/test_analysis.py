@@ -66,3 +66,11 @@ def test_what_no_tensor_holds_counts_for_the_fit(tmp_path):
     assert not role.fits and any(p["kind"] == "out_of_memory" for p in report.problems)
     assert any("753 MiB" in a["value"] for a in report.assumptions)
     assert "left out" not in " ".join(a["value"] for a in report.assumptions if "needed memory" in a["value"])
+
+
+def test_what_ran_on_one_accelerator_is_not_told_of_another(tmp_path):
+    run = run_of(tmp_path, ["all_reduce", "broadcast"])
+    run.manifest |= {"timing": "execute", "executed_on": "NVIDIA H200"}
+    with pytest.raises(UsageError, match="executed on NVIDIA H200, whose times say nothing about NVIDIA H100"):
+        analyse(run, load_cluster("h100-sxm:1x2"))
+    assert analyse(run, load_cluster("h200-sxm:1x2")).report.problems

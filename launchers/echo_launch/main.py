@@ -25,6 +25,7 @@ from echo_hooks.errors import EchoError, ExecuteFailed, NothingSimulated, PlanEr
 from echo_hooks.graph.problems import BROKEN_PLAN, rank_ranges
 from echo_hooks.graph.roles import Role
 from echo_hooks.graph.rundir import Run, read_run, read_trace, write_groups, write_manifest, write_roles
+from echo_hooks.hardware.cluster import load_cluster
 from echo_hooks.mode import Mode, choose_mode, next_best
 from echo_launch.arguments import Launch, parse
 from echo_launch.directory import RunDirectory
@@ -103,7 +104,8 @@ def _trace(
     launch: Launch, tracer: str, directory: RunDirectory, balanced: dict[str, Any] | None = None
 ) -> tuple[Run, Traced]:
     """In the launch's mode of timing, or where that cannot be, in the next best one."""
-    mode = choose_mode(launch.timing, skewed=bool(launch.moe_skew.text))
+    product = load_cluster(launch.world.cluster).accelerator.product
+    mode = choose_mode(launch.timing, product, skewed=bool(launch.moe_skew.text))
     if mode.note:
         _say(mode.note)
     try:
@@ -234,6 +236,7 @@ def manifest(
         "steps": launch.steps,
         "seed": launch.seed,
         "timing": mode.timing,
+        "executed_on": mode.product,
         "versions": {"echo-hooks": echo_hooks.__version__, **versions, **traced.packages},
         "traced_ranks": sorted(traced.facts),
         "traced_because": {str(rank): traced.reasons[rank] for rank in sorted(traced.facts)},

@@ -11,7 +11,7 @@ from collections import Counter
 
 import torch
 
-from echo_hooks import session
+from echo_hooks import session, stages
 from echo_hooks.capture.profiler import Profiler
 from echo_hooks.errors import EchoError
 from echo_hooks.graph.kineto_events import Call, Events, Work
@@ -47,7 +47,7 @@ class SilentProfiler(CpuProfiler):
 
 
 def main(rank: int, out: str, script: str, profiler: str = "CpuProfiler") -> None:
-    session.Profiler = globals()[profiler]
+    stages.Profiler = globals()[profiler]
     torch.backends.cuda.is_built = lambda: True
     tracer = session.Tracer(session.Job(2, 2, "h200-sxm:1x2", script, out=out, timing="execute"))
     tracer.prepare()

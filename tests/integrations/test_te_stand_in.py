@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from echo_hooks.graph.program import Kind
-from echo_hooks.session import Job, Stage
+from echo_hooks.stages import Job, Stage
 from echo_hooks.timing.classes import op_class
 from echo_hooks.timing.roofline import estimate
 

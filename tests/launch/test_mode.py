@@ -16,6 +16,7 @@ from echo_hooks.mode import Gpu, choose_mode, visible
 from echo_launch.main import Outcome, main
 
 FREE = "0, GPU-aaaa, NVIDIA H200, 4, 143771"
+H200 = "NVIDIA H200"
 BUSY = "1, GPU-bbbb, NVIDIA H200, 90000, 143771"
 
 
@@ -39,26 +40,35 @@ def machine(tmp_path, monkeypatch):
 def test_a_free_gpu_is_used(machine):
     machine(BUSY, FREE)
     for timing in ("auto", "execute"):
-        mode = choose_mode(timing)
-        assert (mode.timing, mode.gpu, mode.note) == ("execute", "0", "")
+        mode = choose_mode(timing, H200)
+        assert (mode.timing, mode.gpu, mode.note, mode.product) == ("execute", "0", "", H200)
+
+
+def test_a_gpu_of_another_kind_measures_nothing_of_the_cluster(machine):
+    machine(FREE, "2, GPU-cccc, NVIDIA H100 80GB HBM3, 4, 81559")
+    for timing in ("auto", "execute"):
+        mode = choose_mode(timing, "NVIDIA A100-SXM4-80GB")
+        assert (mode.timing, mode.gpu, mode.product) == ("profile", "", "")
+        assert "this machine has NVIDIA H200 and the cluster NVIDIA A100-SXM4-80GB" in mode.note
+    assert choose_mode("auto", "NVIDIA H100 80GB HBM3").gpu == "2"
 
 
 @pytest.mark.parametrize("timing", ["profile", "model"])
 def test_what_needs_no_gpu_sees_none(machine, timing):
     machine(FREE)
-    assert (choose_mode(timing).timing, choose_mode(timing).gpu) == (timing, "")
+    assert (choose_mode(timing, H200).timing, choose_mode(timing, H200).gpu) == (timing, "")
 
 
 def test_without_a_gpu(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert choose_mode("auto").timing == "profile" and choose_mode("auto").note == ""
-    asked = choose_mode("execute")
+    assert choose_mode("auto", H200).timing == "profile" and choose_mode("auto", H200).note == ""
+    asked = choose_mode("execute", H200)
     assert asked.timing == "profile" and "no NVIDIA GPU" in asked.note and "instead" in asked.note
 
 
 def test_a_gpu_in_use_by_others(machine):
     machine(BUSY)
-    mode = choose_mode("auto")
+    mode = choose_mode("auto", H200)
     assert mode.timing == "profile" and "in use by others (87.9 GiB and more)" in mode.note
 
 
@@ -70,10 +80,10 @@ def test_a_gpu_in_use_by_another_run_of_echo_is_shared(machine):
     )
     try:
         assert other.stdout.readline() == b"in\n"
-        assert choose_mode("auto").timing == "execute"
+        assert choose_mode("auto", H200).timing == "execute"
     finally:
         other.communicate(b"\n")
-    assert choose_mode("auto").timing == "profile"
+    assert choose_mode("auto", H200).timing == "profile"
 
 
 def test_visible_devices():
@@ -119,7 +129,8 @@ def test_the_ranks_see_the_chosen_gpu(machine, capfd):
     words = ("--world-size", "2", "--cluster", "h200-sxm:1x2", "--out", "run")
     assert launch({"everyone": "show"}, *words, "--timing", "execute") == 0
     assert json.loads(capfd.readouterr().out.splitlines()[1])["devices"] == "0"
-    assert read_run("run").manifest["timing"] == "execute"
+    manifest = read_run("run").manifest
+    assert (manifest["timing"], manifest["executed_on"]) == ("execute", H200)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,26 @@ class OverlapModel:
         if not len(rows):
             return np.ones((0, len(TARGETS)))
         found = self._booster.inplace_predict(rows, validate_features=False)
-        return np.exp(np.asarray(found, np.float64).reshape(len(rows), len(TARGETS)))
+        return _whole_kernels(rows, np.exp(np.asarray(found, np.float64).reshape(len(rows), len(TARGETS))))
+
+
+_FILLS, _RUN, _CALL_RUN = (NAMES.index(name) for name in ("fills", "ln_run_us", "call_ln_us"))
+
+
+def _whole_kernels(rows: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """``factors`` with the call's such that it lasts a whole number of slowed kernels, or half of one, where the kernel
+    fills the device: a call finds SMs only when a kernel ends, or its last blocks have begun.
+
+    Trees answer with the mean over pairs on both sides of such a step, which no pair has. A call is left alone where
+    this would make it faster than alone.
+    """
+    kernel, call = TARGETS.index("kernel"), TARGETS.index("call")
+    alone = np.exp(rows[:, _CALL_RUN].astype(np.float64) - rows[:, _RUN]) / factors[:, kernel]
+    kernels = alone * factors[:, call]
+    whole = np.where(kernels < math.sqrt(0.5), 0.5, np.rint(kernels)) / alone
+    found = factors.copy()
+    found[:, call] = np.where((rows[:, _FILLS] > 0.0) & (whole >= 1.0), whole, factors[:, call])
+    return found
 
 
 def save(path: Path, booster: Any, about: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from echo_hooks.hardware.accelerator import load_accelerator
 from echo_hooks.overlap import training
 from echo_hooks.overlap.features import NAMES, features
 from echo_hooks.overlap.formula import formula
-from echo_hooks.overlap.model import TARGETS, load, save
+from echo_hooks.overlap.model import TARGETS, OverlapModel, load, save
 from echo_hooks.overlap.pair import Call, Kernel
 from echo_hooks.overlap.samples import UNKNOWN, Launch, Sample, medians, read_samples, write_samples
 from echo_hooks.overlap.slowdowns import checked, choose
@@ -286,3 +286,31 @@ def test_the_shipped_model_knows_what_an_h200_showed():
     found = choose(None, H200).slowdowns([(gemm(8192, 2048, 2048, 94.4), call), (pointwise(1 << 23, 24.4), call)])
     assert found[0, 0] == pytest.approx(1.46, abs=0.12)
     assert found[1, 0] == pytest.approx(1.28, abs=0.15)
+
+
+class Answers:
+    """A booster that says the same of every row: ln of the factors by TARGETS."""
+
+    def __init__(self, *factors: float):
+        self.row = np.log(np.asarray(factors, np.float32))
+
+    def inplace_predict(self, rows, validate_features):
+        return np.tile(self.row, len(rows))
+
+
+@pytest.mark.parametrize(
+    ("fills", "call_us", "answered", "expected"),
+    [
+        (True, 60.0, 2.6, 2.0),  # 1.3 kernels of 100 x 1.2 us: one
+        (True, 60.0, 3.1, 4.0),  # 1.55: two
+        (True, 20.0, 3.6, 3.0),  # 0.6: half of one
+        (True, 12.0, 1.5, 5.0),  # 0.15: half, never less
+        (True, 150.0, 1.1, 1.1),  # 1.375: one would be faster than the call alone
+        (False, 60.0, 2.6, 2.6),  # the call finds SMs at once
+    ],
+)
+def test_a_call_lasts_whole_kernels_or_half_of_one(fills, call_us, answered, expected):
+    row = np.zeros((1, len(NAMES)), np.float32)
+    row[0, [NAMES.index(name) for name in ("fills", "ln_run_us", "call_ln_us")]] = fills, np.log(100.0), np.log(call_us)
+    found = OverlapModel(Answers(1.2, 1.1, answered), {}).predict_rows(row)
+    np.testing.assert_allclose(found, [[1.2, 1.1, expected]], rtol=1e-5)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import os
-import shutil
-import subprocess
 from dataclasses import dataclass
 
 from echo_hooks.devices.gpu_lock import GpuLock
+from echo_hooks.devices.nvidia_smi import query_gpus
 
 TIMINGS = ("auto", "execute", "profile", "model")
 
@@ -83,17 +81,8 @@ def visible(found: list[Gpu], setting: str | None) -> list[Gpu]:
 
 def gpus() -> list[Gpu]:
     """This machine's NVIDIA GPUs as the driver's own tool prints them; [] without one."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    command = [tool, "--query-gpu=index,uuid,name,memory.used,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
     found = []
-    for row in csv.reader(answer.stdout.splitlines()):
-        fields = [field.strip() for field in row]
+    for fields in query_gpus("index", "uuid", "name", "memory.used", "memory.total"):
         if len(fields) == 5 and fields[3].isdigit() and fields[4].isdigit():
             index, uuid, name = fields[:3]
             found.append(Gpu(index, uuid, name, int(fields[3]) << 20, int(fields[4]) << 20))

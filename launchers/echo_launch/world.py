@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from echo_hooks.devices.nvidia_smi import query_gpus
 from echo_hooks.errors import UsageError
 from echo_hooks.hardware.cluster import DEFAULT_PRESET
 from echo_launch.hostfile import Hosts
@@ -189,12 +187,4 @@ def _known_accelerator(product: str) -> str | None:
 
 def local_accelerators() -> list[str]:
     """Product names of this machine's NVIDIA GPUs, as the driver's own tool prints them; [] without one."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    command = [tool, "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [row[0].strip() for row in csv.reader(answer.stdout.splitlines()) if row and row[0].strip()]
+    return [row[0] for row in query_gpus("name") if row[0]]

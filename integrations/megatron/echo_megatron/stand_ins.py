@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from echo_hooks.stand_ins import StandIn
 
 _PYTORCH = "echo_megatron.te.pytorch"
@@ -12,9 +14,9 @@ _EMPTY = "echo_megatron.te.package"
 # container, which has both.
 _FRAMEWORKS = ("megatron.training", "megatron.bridge", "nemo")
 _WORDS = ("transformer_engine", "transformer-engine", "apex", *_FRAMEWORKS)
-_PROBED_BY = ("megatron",)
+_stand_in = partial(StandIn, frameworks=_FRAMEWORKS, words=_WORDS, probed_by=("megatron",))
 
-TRANSFORMER_ENGINE = StandIn(
+TRANSFORMER_ENGINE = _stand_in(
     name="transformer_engine",
     modules={
         "transformer_engine": _EMPTY,
@@ -47,22 +49,16 @@ TRANSFORMER_ENGINE = StandIn(
     },
     distribution="transformer-engine",
     version="2.9.0",
-    frameworks=_FRAMEWORKS,
-    words=_WORDS,
-    probed_by=_PROBED_BY,
 )
 
-TRANSFORMER_ENGINE_TORCH = StandIn(
+TRANSFORMER_ENGINE_TORCH = _stand_in(
     name="transformer_engine_torch",
     modules={"transformer_engine_torch": "echo_megatron.te.other"},
     distribution="transformer-engine",
     version="2.9.0",
-    frameworks=_FRAMEWORKS,
-    words=_WORDS,
-    probed_by=_PROBED_BY,
 )
 
-APEX = StandIn(
+APEX = _stand_in(
     name="apex",
     modules={
         "apex": "echo_megatron.apex",
@@ -73,21 +69,15 @@ APEX = StandIn(
     },
     distribution="apex",
     version="0.1",
-    frameworks=_FRAMEWORKS,
-    words=_WORDS,
-    probed_by=_PROBED_BY,
 )
 
-AMP_C = StandIn("amp_C", {"amp_C": "echo_megatron.apex"}, "apex", "0.1", _FRAMEWORKS, _WORDS, _PROBED_BY)
+AMP_C = _stand_in("amp_C", {"amp_C": "echo_megatron.apex"}, "apex", "0.1")
 
-FUSED_WEIGHT_GRADIENT = StandIn(
+FUSED_WEIGHT_GRADIENT = _stand_in(
     "fused_weight_gradient_mlp_cuda",
     {"fused_weight_gradient_mlp_cuda": "echo_megatron.apex"},
     "apex",
     "0.1",
-    _FRAMEWORKS,
-    _WORDS,
-    _PROBED_BY,
 )
 
 STAND_INS = (TRANSFORMER_ENGINE, TRANSFORMER_ENGINE_TORCH, APEX, AMP_C, FUSED_WEIGHT_GRADIENT)

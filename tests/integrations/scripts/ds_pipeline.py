@@ -5,6 +5,7 @@ import argparse
 import deepspeed
 import torch
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from ds_block import Block
 from torch import nn
 
 parser = argparse.ArgumentParser()
@@ -16,19 +17,6 @@ parser.add_argument("--local_rank", type=int, default=-1)
 args = parser.parse_args()
 deepspeed.init_distributed()
 HIDDEN, VOCABULARY, SEQUENCE = 64, 128, 32
-
-
-class Block(nn.Module):
-    def __init__(self, hidden):
-        super().__init__()
-        self.norm, self.up, self.down = (
-            nn.LayerNorm(hidden),
-            nn.Linear(hidden, 4 * hidden),
-            nn.Linear(4 * hidden, hidden),
-        )
-
-    def forward(self, x):
-        return x + self.down(torch.relu(self.up(self.norm(x))))
 
 
 class Loss(nn.Module):

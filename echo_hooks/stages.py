@@ -179,8 +179,16 @@ class LiveStage:
 
     def _capture(self, recorder: LiveRecorder) -> ExecuteCapture:
         capture = ExecuteCapture(recorder, self.device, self.job.warmup_steps, self.job.steps, Profiler())
-        capture.on_first_backward = self.lock.take_turn
+        capture.on_first_backward = self._take_turn
+        capture.on_measured = self.lock.end_turn
         return capture
+
+    def _take_turn(self) -> None:
+        if not self.lock.take_turn():
+            self.capture.recorder.note(
+                f"rank {self.capture.recorder.rank} was measured while other simulations were at work on this machine:"
+                " its host time may be too long"
+            )
 
     def install(self) -> None:
         if not torch.backends.cuda.is_built():
@@ -194,9 +202,11 @@ class LiveStage:
     def remove(self) -> None:
         """Take every hook out again, in reverse order."""
         self._installed.close()
+        self.lock.leave()
 
     def become(self, rank: int) -> ExecuteCapture:
         job = self.job
+        self.lock.begin_work()
         recorder = LiveRecorder(rank, job.world_size)
         recorder.script(job.script or sys.argv[0])
         self.device.retarget(recorder)

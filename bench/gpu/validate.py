@@ -32,8 +32,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from measured_runs import STEADY, script, script_arguments, simulation, spread
 
-from echo_hooks.devices.gpu_lock import WAVE
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -41,7 +39,8 @@ def main() -> None:
     parser.add_argument("--timing", default="execute", help="modes side by side: execute,profile,model,model:none")
     parser.add_argument("--configs", help="lines to take, counted from 0: 0,3,5-8")
     parser.add_argument("--cluster", default="h200-sxm", help="accelerator preset of the one node")
-    parser.add_argument("--jobs", type=int, default=1, help="simulations at once: all set up, then each measures alone")
+    parser.add_argument("--jobs", type=int, default=1, help="simulations at once: they measure one after the other")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs of this machine that the simulations share out")
     parser.add_argument("--trace-ranks", default="auto", help="as echo-launch takes it")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one simulation or run")
     parser.add_argument("--out", type=Path, help="write the table as JSON")
@@ -54,13 +53,13 @@ def main() -> None:
     tasks = [(i, mode) for mode in modes for i in chosen]
     predictions: dict[tuple[int, str], dict[str, Any]] = {}
     for wave in (tasks[at : at + options.jobs] for at in range(0, len(tasks), options.jobs)):
-        with ThreadPoolExecutor(len(wave)) as pool, tempfile.TemporaryDirectory() as ready:
-            setting = f"{ready}:{len(wave)}" if len(wave) > 1 else ""
+        with ThreadPoolExecutor(len(wave)) as pool:
 
-            def one(task: tuple[int, str], setting: str = setting) -> dict[str, Any]:
-                return predict(runs[task[0]], task[1], options, setting)
+            def one(slot: int, wave: list[tuple[int, str]] = wave) -> dict[str, Any]:
+                line, mode = wave[slot]
+                return predict(runs[line], mode, options, slot % options.gpus)
 
-            predictions.update(zip(wave, pool.map(one, wave)))
+            predictions.update(zip(wave, pool.map(one, range(len(wave)))))
     table = compared(runs, chosen, modes, predictions)
     if options.real:
         if options.out:  # what was predicted is on disk before anything is measured
@@ -121,14 +120,13 @@ def _versions(*names: str) -> dict[str, str]:
 # ---- one run ----
 
 
-def predict(run: dict[str, Any], mode: str, options: argparse.Namespace, wave: str) -> dict[str, Any]:
-    """report.json of the run's simulation, with ``seconds``; "failure" where there is none. ``wave``: how many
-    processes set up before the first of them measures (see echo_hooks.devices.gpu_lock)."""
+def predict(run: dict[str, Any], mode: str, options: argparse.Namespace, gpu: int) -> dict[str, Any]:
+    """report.json of the run's simulation on ``gpu``, with ``seconds``; "failure" where there is none."""
     limit_s = options.limit
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         command = simulation(run, options.cluster, mode, Path(scratch) / "run", options.trace_ranks)
-        environment = {**os.environ, WAVE: wave} if mode.startswith("execute") and wave else dict(os.environ)
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)} if mode.startswith("execute") else None
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, check=False, timeout=limit_s, env=environment

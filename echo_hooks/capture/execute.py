@@ -34,7 +34,8 @@ LEAST_WARMUP = 3
 class ExecuteCapture:
     """Watches the script between ``start()`` and ``stop()``; ``trace()`` gives the measured step.
 
-    ``on_first_backward``: called once, before the first step's backward pass.
+    ``on_first_backward``: called once, before the first step's backward pass. ``on_measured``: once, when the last step
+    is over.
     """
 
     def __init__(self, recorder: LiveRecorder, device: RealCuda, warmup: int, steps: int, profiler: Profiler):
@@ -54,6 +55,7 @@ class ExecuteCapture:
         self.seconds: dict[str, float] = {}
         self.overhead_us = 0.0
         self.on_first_backward: Callable[[], None] = lambda: None
+        self.on_measured: Callable[[], None] = lambda: None
         self.work = WorkCounter()
         self._began = time.perf_counter()
         self._pending: Boundary | None = None
@@ -189,6 +191,7 @@ class ExecuteCapture:
         self.seconds["captured steps"] = began - self._began - sum(self.seconds.values())
         self.events = self.profiler.stop()
         self.seconds["profiler stop"] = time.perf_counter() - began
+        self.on_measured()
 
     def _probe(self) -> None:
         """One small launch on each stream: under the profiler it tells the stream's number there."""

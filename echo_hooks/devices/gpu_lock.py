@@ -1,4 +1,4 @@
-"""Processes of Echo that use one GPU: they know of each other, and one at a time runs its steps."""
+"""Processes of Echo that execute scripts on this machine's GPUs: whoever measures has the machine's hosts to itself."""
 
 from __future__ import annotations
 
@@ -7,33 +7,49 @@ import os
 import re
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-WAVE = "ECHO_GPU_WAVE"
-"""Environment, "DIRECTORY:COUNT": a process takes its first turn only once so many are ready for theirs (each leaves a
-file in the directory), so that none measures while another still sets up."""
+QUIET_WAIT_S = 180.0
+"""Patience with others of Echo's at work: longer than most models take to set up."""
 
-_WAVE_SECONDS = 90.0  # some of the others may have failed
+_ALL = "machine"
 
 
 class GpuLock:
-    """Two lock files for a device (as CUDA_VISIBLE_DEVICES names it): one that its users share, one of whoever
-    measures. Both are free again at the latest when the process ends."""
+    """Locks of a device (as CUDA_VISIBLE_DEVICES names it): one that its users share, one of whoever measures on it.
+    A third is the machine's: shared by all that set up, read or compose, held alone while a rank is measured, since
+    what else runs on the machine makes its host times longer. All are free again at the latest when the process ends.
+    """
 
     def __init__(self, device: str | None = None):
-        name = re.sub(r"[^A-Za-z0-9-]", "_", os.environ.get("CUDA_VISIBLE_DEVICES", "0") if device is None else device)
-        stem = os.path.join(tempfile.gettempdir(), f"echo-gpu-{os.getuid()}-{name}")
-        self._users, self._turn = f"{stem}.users", f"{stem}.turn"
+        name = os.environ.get("CUDA_VISIBLE_DEVICES", "0") if device is None else device
+        self._users, self._turn, self._machine = _path(name, "users"), _path(name, "turn"), _path(_ALL, "work")
         self._files: dict[str, int] = {}
 
     def join(self) -> None:
         """Say that this process uses the device."""
         self._lock(self._users, fcntl.LOCK_SH)
 
-    def take_turn(self) -> None:
-        """Wait until no other process of Echo runs its steps on the device; again does nothing."""
-        if self._turn not in self._files:
-            _await_wave(os.environ.get(WAVE, ""))
-            self._lock(self._turn, fcntl.LOCK_EX)
+    def begin_work(self) -> None:
+        """Wait until no rank is measured on this machine, for QUIET_WAIT_S at most; until this process takes its turn
+        or leaves, none will be."""
+        self._lock_within(QUIET_WAIT_S, self._machine, fcntl.LOCK_SH)
+
+    def take_turn(self) -> bool:
+        """Wait until no other rank is measured on the device, and (for QUIET_WAIT_S at most) until all others of Echo's
+        on this machine have stopped their work. Returns whether they have. Again does nothing."""
+        if self._turn in self._files:
+            return True
+        self._unlock(self._machine)
+        self._lock(self._turn, fcntl.LOCK_EX)
+        return self._lock_within(QUIET_WAIT_S, self._machine, fcntl.LOCK_EX)
+
+    def end_turn(self) -> None:
+        """Measured: others may, and this process goes on working."""
+        self._unlock(self._machine)
+        self._unlock(self._turn)
+        self.begin_work()
 
     def in_use(self) -> bool:
         """Whether another process of Echo uses the device."""
@@ -46,9 +62,22 @@ class GpuLock:
         return False
 
     def leave(self) -> None:
-        """Give both up."""
+        """Give all of them up."""
         while self._files:
             os.close(self._files.popitem()[1])
+
+    def _lock_within(self, seconds: float, path: str, how: int) -> bool:
+        """Whether the lock was to be had in that time."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                self._lock(path, how | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                self._unlock(path)
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.02)
 
     def _lock(self, path: str, how: int) -> None:
         if path not in self._files:
@@ -56,12 +85,23 @@ class GpuLock:
             self._files[path] = file = os.open(path, flags, 0o600)
             fcntl.flock(file, how)
 
+    def _unlock(self, path: str) -> None:
+        if path in self._files:
+            os.close(self._files.pop(path))
 
-def _await_wave(setting: str) -> None:
-    directory, _, count = setting.rpartition(":")
-    if not (directory and count.isdigit() and os.path.isdir(directory)):
-        return
-    os.close(os.open(os.path.join(directory, str(os.getpid())), os.O_WRONLY | os.O_CREAT, 0o600))
-    deadline = time.monotonic() + _WAVE_SECONDS
-    while len(os.listdir(directory)) < int(count) and time.monotonic() < deadline:
-        time.sleep(0.05)
+
+@contextmanager
+def at_work(executing: bool) -> Iterator[None]:
+    """What runs inside is work that a measurement on this machine waits for; nothing where no script is executed."""
+    lock = GpuLock()
+    if executing:
+        lock.begin_work()
+    try:
+        yield
+    finally:
+        lock.leave()
+
+
+def _path(name: str, kind: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9-]", "_", name)
+    return os.path.join(tempfile.gettempdir(), f"echo-gpu-{os.getuid()}-{name}.{kind}")

@@ -13,6 +13,7 @@ from echo_hooks.graph.groups import GroupTable
 from echo_hooks.graph.ops import OpSignature
 from echo_hooks.graph.program import Kind
 from echo_hooks.network.sweeps import bus_factor
+from echo_hooks.report.op_names import crosses, op_class
 
 COMMUNICATION = (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
 COMPUTE = (Kind.COMPUTE, Kind.COPY)
@@ -94,26 +95,6 @@ def operation_name(timeline: Timeline, record: int, ops: list[OpSignature]) -> s
 
 # ---- compute ----
 
-_CLASSES = (
-    ("attention", re.compile(r"scaled_dot_product|flash_att|efficient_attention|attention")),
-    ("optimizer (fused, foreach)", re.compile(r"_fused_adam|_fused_sgd|_fused_adagrad|_foreach_|multi_tensor")),
-    ("normalisation", re.compile(r"layer_norm|rms_?norm|batch_norm|group_norm")),
-    ("convolution", re.compile(r"convolution|\bconv\d")),
-    ("matrix product", re.compile(r"\b(mm|addmm|bmm|baddbmm|matmul|linear|dot|addmv|mv)\b|_(scaled|grouped)_mm|gemm")),
-    ("softmax and loss", re.compile(r"softmax|nll_loss|cross_entropy|mse_loss")),
-    ("embedding and indexing", re.compile(r"embedding|index|gather|scatter|masked")),
-    ("copies and casts on the device", re.compile(r"_to_copy|copy_|clone|\bcat\b|contiguous|\bfill_|zero_|zeros|ones")),
-    ("reductions", re.compile(r"vector_norm|\b(sum|mean|norm|amax|amin|max|min|argmax|topk|sort|cumsum)\b")),
-)
-
-
-def op_class(name: str) -> str:
-    """The class of a compute op, from its ATen name ("aten.mm.default" is a "matrix product")."""
-    for label, pattern in _CLASSES:
-        if pattern.search(name):
-            return label
-    return "elementwise and other"
-
 
 def compute_by_class(timeline: Timeline, ops: list[OpSignature], steps: int) -> list[ComputeRow]:
     """Kernel time per step by class of operation, longest first."""
@@ -133,9 +114,10 @@ def module_label(path: str) -> str:
 
 
 def _class_of(timeline: Timeline, record: int, ops: list[OpSignature]) -> str:
-    if timeline.program.kind[record] == Kind.COPY:
+    name = operation_name(timeline, record, ops)
+    if timeline.program.kind[record] == Kind.COPY and crosses(name):
         return "copies to and from the device"
-    return op_class(operation_name(timeline, record, ops))
+    return op_class(name)
 
 
 def _compute_rows(timeline: Timeline, steps: int, label: Callable[[int], str]) -> list[ComputeRow]:

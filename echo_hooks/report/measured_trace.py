@@ -22,6 +22,7 @@ from echo_hooks.graph.chrome_trace import Repairs
 from echo_hooks.graph.kineto import COLLECTIVES
 from echo_hooks.graph.kineto_events import Events, Work, measured_span, read_events
 from echo_hooks.graph.program import Kind
+from echo_hooks.report import op_names
 from echo_hooks.report.activity import length, union
 
 GroupNames = Callable[[str, tuple[int, ...]], str]
@@ -218,21 +219,21 @@ def _match(ranks: list[_Rank]) -> None:
 
 # ---- one rank ----
 
-_ATTENTION = re.compile(r"sdpa|flash|fmha|attention|attn|compute_dot_do_o|convert_dq", re.IGNORECASE)
-_MATRIX = re.compile(r"nvjet|gemm|gemv|cublas|cutlass|xmma|splitKreduce|Cijk_|s16816|s1688", re.IGNORECASE)
 MATRIX, ATTENTION, OTHER, COPIES = "matrix products", "attention", "other kernels", "copies"
+_CLASSES = {op_names.MATRIX: MATRIX, op_names.ATTENTION: ATTENTION}
 
 
 def kernel_class(name: str) -> str:
-    """Class of a kernel by its name: attention before matrix products, as its kernels name those too."""
-    return ATTENTION if _ATTENTION.search(name) else MATRIX if _MATRIX.search(name) else OTHER
+    """Class of a kernel by its name, as far as a comparison tells them apart."""
+    return _CLASSES.get(op_names.op_class(name), OTHER)
 
 
 def _steps(r: _Rank) -> MeasuredSteps:
     classes: dict[str, float] = defaultdict(float)
     for work in r.works:
         if not _is_communication(work):
-            label = COPIES if work.kind == Kind.COPY else kernel_class(work.name)
+            copies = work.kind == Kind.COPY and op_names.crosses(work.name)
+            label = COPIES if copies else kernel_class(work.name)
             inside = min(work.end_us, r.end) - max(work.start_us, r.begin)
             classes[label] += inside / 1e3 / r.steps
     rows: dict[tuple[str, str], list[_Call]] = defaultdict(list)

@@ -21,6 +21,7 @@ from rich.console import Console
 import echo_hooks
 from echo_hooks.compose.check import check
 from echo_hooks.compose.roles import RankFacts, roles_from_facts
+from echo_hooks.devices.gpu_lock import at_work
 from echo_hooks.errors import EchoError, ExecuteFailed, NothingSimulated, PlanError, ScriptError
 from echo_hooks.graph.problems import BROKEN_PLAN, rank_ranges
 from echo_hooks.graph.roles import Role
@@ -80,7 +81,8 @@ def _simulate(launch: Launch, tracer: str, finish: Callable[[Run, Launch], Outco
             if directory.holds_something() and not (directory.path / "manifest.json").exists():
                 _say(f"unfinished: {directory.path} has no manifest and is no run; its logs and traces are kept there")
         directory.keep()
-        outcome = _finished(finish, run, launch, traced)
+        with at_work(run.manifest["timing"] == "execute"):
+            outcome = _finished(finish, run, launch, traced)
     if launch.json:
         sys.stdout.write(outcome.json())
     else:

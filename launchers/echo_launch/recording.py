@@ -222,7 +222,10 @@ class _Profiling:
         try:
             if not self.running:
                 self._start(row)
-            elif row - self._began <= self.steps:
+                return True
+            if row - self._began in (1, self.steps + 1):
+                _synchronize()
+            if row - self._began <= self.steps:
                 self._profiler.step()
             else:
                 self.stop()
@@ -240,7 +243,7 @@ class _Profiling:
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
         # With a schedule, torch marks each step with ProfilerStep. The first span only leads in: readers of
         # such traces count from its end.
-        self._profiler = profile(activities=activities, schedule=lambda step: ProfilerAction.RECORD)
+        self._profiler = profile(activities=activities, schedule=lambda step: ProfilerAction.RECORD, acc_events=True)
         self._profiler.start()
         self.running, self._began = True, row
 
@@ -255,6 +258,14 @@ class _Profiling:
     def files(self) -> list[str]:
         """The traces written, relative to the record."""
         return [f"{self.path.parent.name}/{self.path.name}"] if self.path.is_file() else []
+
+
+def _synchronize() -> None:
+    """The profiled steps begin and end with an idle device: the first one under the profiler lets the host fall behind,
+    and what the device is late by at either end would be missing from them or be too much."""
+    cuda = _cuda()
+    if cuda is not None:
+        cuda.synchronize()
 
 
 def _cuda() -> Any:

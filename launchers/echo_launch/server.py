@@ -22,6 +22,7 @@ import traceback
 from dataclasses import dataclass
 from typing import IO, Any
 
+from echo_hooks.devices.gpu_lock import at_work
 from echo_hooks.errors import EchoError, ExecuteFailed
 from echo_hooks.runner import set_import_path
 from echo_launch.child import trace_rank
@@ -90,9 +91,10 @@ class _Server:
         job = settings["job"]
         set_import_path(job["script"], job["module"])
         try:
-            module = importlib.import_module(settings["tracer"])
-            tracer = module.Tracer(module.Job(**{**job, "args": tuple(job["args"])}))
-            tracer.prepare()
+            with at_work(job.get("timing") == "execute"):
+                module = importlib.import_module(settings["tracer"])
+                tracer = module.Tracer(module.Job(**{**job, "args": tuple(job["args"])}))
+                tracer.prepare()
         except EchoError as error:
             execute = isinstance(error, ExecuteFailed)
             self._send(event="failed", status=error.exit_status, message=str(error), traceback="", execute=execute)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_hooks.devices.gpu_lock import GpuLock
+from echo_hooks.devices.gpu_lock import GpuLock, at_work
 from echo_hooks.graph.rundir import read_run
 from echo_hooks.mode import Gpu, choose_mode, visible
 from echo_launch.main import Outcome, main
@@ -110,6 +110,50 @@ def test_turns_are_taken_one_at_a_time(tmp_path, monkeypatch):
         other.wait(0.3)
     lock.leave()
     assert other.communicate(timeout=20)[0] == b"has it\n"
+
+
+def ask(tmp_path: Path, *calls: str) -> subprocess.Popen:
+    """Another process that makes calls on a lock of its own and says when each has returned."""
+    lines = [f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}"]
+    lines += ["from echo_hooks.devices.gpu_lock import GpuLock", "lock = GpuLock('8'); print('asks', flush=True)"]
+    lines += [f"print(lock.{call}, flush=True)" for call in calls]
+    other = subprocess.Popen([sys.executable, "-c", "\n".join(lines)], stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == "asks\n"
+    return other
+
+
+def test_nobody_is_measured_while_others_work_and_nobody_works_while_one_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    lock = GpuLock("9")
+    lock.begin_work()
+    measures = ask(tmp_path, "take_turn()", "end_turn()")  # on another GPU of the machine
+    with pytest.raises(subprocess.TimeoutExpired):
+        measures.wait(0.3)
+    assert lock.take_turn()  # its own work ends with that; the two measure one after the other
+    assert lock.take_turn()
+    with pytest.raises(subprocess.TimeoutExpired):
+        measures.wait(0.3)
+    lock.end_turn()
+    lock.leave()
+    assert measures.communicate(timeout=20)[0] == "True\nNone\n"
+
+    assert lock.take_turn()
+    works = ask(tmp_path, "begin_work()")
+    with pytest.raises(subprocess.TimeoutExpired):
+        works.wait(0.3)
+    lock.leave()
+    assert works.communicate(timeout=20)[0] == "None\n"
+
+
+def test_patience_with_others_at_work_has_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("echo_hooks.devices.gpu_lock.QUIET_WAIT_S", 0.1)
+    measured = GpuLock("9")
+    with at_work(True):
+        assert not measured.take_turn()
+    with at_work(False):
+        assert GpuLock("7").take_turn()
+    measured.leave()
 
 
 # ---- a whole launch ----

@@ -10,7 +10,6 @@ from echo_hooks.report.activity import (
     compute_by_class,
     compute_by_module,
     length,
-    op_class,
     overlap,
     union,
 )
@@ -64,28 +63,6 @@ def test_compute_by_class_and_module(run, composition):
     ]
     rows = compute_by_module(composition.timelines[0], 1)
     assert [(r.name, round(r.time_ms, 9)) for r in rows] == [("layers.*.mlp", 0.3), ("(no module)", 0.05)]
-
-
-@pytest.mark.parametrize(
-    ("op", "label"),
-    [
-        ("aten.mm.default", "matrix product"),
-        ("aten.addmm.default", "matrix product"),
-        ("aten._scaled_mm.default", "matrix product"),
-        ("aten._scaled_dot_product_flash_attention_backward.default", "attention"),
-        ("aten._fused_adamw_.default", "optimizer (fused, foreach)"),
-        ("aten.native_layer_norm.default", "normalisation"),
-        ("aten._log_softmax.default", "softmax and loss"),
-        ("aten.embedding_dense_backward.default", "embedding and indexing"),
-        ("aten.convolution_backward.default", "convolution"),
-        ("prims.convert_element_type.default", "elementwise and other"),
-        ("aten._to_copy.default", "copies and casts on the device"),
-        ("aten.add.Tensor", "elementwise and other"),
-        ("aten.sum.dim_IntList", "reductions"),
-    ],
-)
-def test_op_class(op, label):
-    assert op_class(op) == label
 
 
 def test_intervals():

@@ -18,13 +18,16 @@ _ALL = "machine"
 
 class GpuLock:
     """Locks of a device (as CUDA_VISIBLE_DEVICES names it): one that its users share, one of whoever measures on it.
-    A third is the machine's: shared by all that set up, read or compose, held alone while a rank is measured, since
-    what else runs on the machine makes its host times longer. All are free again at the latest when the process ends.
+    Two are the machine's. One is shared by all that set up, read or compose, and held alone while a rank is measured,
+    since what else runs on the machine makes its host times longer. The other is shared by all that measure or wait for
+    that: nobody begins work meanwhile, so that of many simulations all measure before the first goes on. All are free
+    again at the latest when the process ends.
     """
 
     def __init__(self, device: str | None = None):
         name = os.environ.get("CUDA_VISIBLE_DEVICES", "0") if device is None else device
-        self._users, self._turn, self._machine = _path(name, "users"), _path(name, "turn"), _path(_ALL, "work")
+        self._users, self._turn = _path(name, "users"), _path(name, "turn")
+        self._work, self._measuring = _path(_ALL, "work"), _path(_ALL, "measuring")
         self._files: dict[str, int] = {}
 
     def join(self) -> None:
@@ -32,23 +35,26 @@ class GpuLock:
         self._lock(self._users, fcntl.LOCK_SH)
 
     def begin_work(self) -> None:
-        """Wait until no rank is measured on this machine, for QUIET_WAIT_S at most; until this process takes its turn
-        or leaves, none will be."""
-        self._lock_within(QUIET_WAIT_S, self._machine, fcntl.LOCK_SH)
+        """Wait until no rank is measured on this machine nor about to be, for QUIET_WAIT_S at most; until this process
+        takes its turn or leaves, none will be."""
+        if self._lock_within(QUIET_WAIT_S, self._measuring, fcntl.LOCK_EX):
+            self._lock_within(QUIET_WAIT_S, self._work, fcntl.LOCK_SH)
+            self._unlock(self._measuring)
 
     def take_turn(self) -> bool:
         """Wait until no other rank is measured on the device, and (for QUIET_WAIT_S at most) until all others of Echo's
         on this machine have stopped their work. Returns whether they have. Again does nothing."""
         if self._turn in self._files:
             return True
-        self._unlock(self._machine)
+        self._unlock(self._work)
+        self._lock(self._measuring, fcntl.LOCK_SH)
         self._lock(self._turn, fcntl.LOCK_EX)
-        return self._lock_within(QUIET_WAIT_S, self._machine, fcntl.LOCK_EX)
+        return self._lock_within(QUIET_WAIT_S, self._work, fcntl.LOCK_EX)
 
     def end_turn(self) -> None:
         """Measured: others may, and this process goes on working."""
-        self._unlock(self._machine)
-        self._unlock(self._turn)
+        for path in (self._work, self._turn, self._measuring):
+            self._unlock(path)
         self.begin_work()
 
     def in_use(self) -> bool:

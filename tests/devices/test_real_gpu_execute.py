@@ -23,10 +23,14 @@ dist.init_process_group("nccl")
 torch.cuda.set_device(0)
 torch.manual_seed(0)
 layers = [m for _ in range(4) for m in (torch.nn.Linear(4096, 4096), torch.nn.GELU())]
-model = DistributedDataParallel(torch.nn.Sequential(*layers).cuda().bfloat16(), device_ids=[0])
-{compile}
-optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+model = torch.nn.Sequential(*layers).cuda().bfloat16()
 x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+if "{how}" == "graphed":
+    model = torch.cuda.make_graphed_callables(model, (x.clone().requires_grad_(),))
+model = DistributedDataParallel(model, device_ids=[0])
+if "{how}" == "compiled":
+    model = torch.compile(model)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 times = []
 for step in range(30):
     torch.cuda.synchronize()
@@ -40,9 +44,9 @@ print("MEASURED", sorted(times)[15] * 1e3, torch.cuda.max_memory_allocated())
 """
 
 
-def simulated(tmp_path: Path, world: int, compiled: bool = False) -> tuple[dict, Path]:
+def simulated(tmp_path: Path, world: int, how: str = "eager") -> tuple[dict, Path]:
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(compile="model = torch.compile(model)" if compiled else ""))
+    script.write_text(SCRIPT.format(how=how))
     command = [sys.executable, "-m", "echo_launch", "--simulate", "--world-size", str(world), "--json", "--quiet"]
     command += ["--timing", "execute", "--out", str(tmp_path / "run"), str(script)]
     path = os.pathsep.join(p for p in sys.path if p)
@@ -51,9 +55,9 @@ def simulated(tmp_path: Path, world: int, compiled: bool = False) -> tuple[dict,
     return json.loads(done.stdout), tmp_path / "run"
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_a_step_of_one_rank_is_the_real_one(tmp_path, compiled):
-    report, _ = simulated(tmp_path, 1, compiled)
+@pytest.mark.parametrize("how", ["eager", "compiled", "graphed"])
+def test_a_step_of_one_rank_is_the_real_one(tmp_path, how):
+    report, _ = simulated(tmp_path, 1, how)
     names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512"}
     done = subprocess.run(
         [sys.executable, str(tmp_path / "train.py")], capture_output=True, text=True, env={**os.environ, **names}

@@ -24,7 +24,8 @@ from echo_hooks.report.report import Report, build_report
 from echo_hooks.timing import Pricing, fill_durations, load_pricing
 from echo_hooks.timing.fill import host_bytes
 from echo_hooks.timing.host import HOST_BANDWIDTH_BYTES_PER_S, add_communication_calls, settle_host_times
-from echo_hooks.timing.sources import notes, shares_of_guesses
+from echo_hooks.timing.pricing import recorded_host_speed
+from echo_hooks.timing.sources import notes, shares_of_guesses, slow_hosts
 
 BAND_RECORDS = 16_000_000
 """Records simulated for a band that nobody asked for: a few seconds. With jitter asked for there is no limit."""
@@ -98,7 +99,10 @@ def analyse(
         report.assumptions.extend(_note("note", sentence) for sentence in _overlap(report, slowdowns))
     report.assumptions.extend(_note("note", sentence) for sentence in _host_work(run, cluster))
     said = (
-        ["every kernel was measured on this machine's GPU"]
+        [
+            "every kernel was measured on this machine's GPU",
+            *slow_hosts(traces, recorded_host_speed(cluster.accelerator)),
+        ]
         if pricing is None
         else notes(traces, pricing, _versions(run))
     )

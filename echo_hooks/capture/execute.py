@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from echo_hooks.capture.host_speed import momentary
 from echo_hooks.capture.measured_steps import Boundary, StepReader
 from echo_hooks.capture.profiler import Profiler
 from echo_hooks.capture.steps import StepsDone
@@ -57,6 +59,7 @@ class ExecuteCapture:
         self.on_first_backward: Callable[[], None] = lambda: None
         self.on_measured: Callable[[], None] = lambda: None
         self.work = WorkCounter()
+        self.host_speeds: list[dict[str, float]] = []  # right before the timed steps and right behind them
         self._began = time.perf_counter()
         self._pending: Boundary | None = None
         self._counted: int | None = None
@@ -158,6 +161,8 @@ class ExecuteCapture:
             self.work.start()
         elif made == 2:
             self.work.stop()
+        if made in (self.warmup - 1, self.warmup + self.timed):
+            self.host_speeds.append(momentary(_device()))
         if made >= self.wanted:
             self._end_profile()
             raise StepsDone
@@ -267,7 +272,17 @@ class ExecuteCapture:
             steps=steps,
             tokens_per_step=self.work.tokens if steps else 0,
             trace_seconds=trace_seconds,
+            host_speed=_mean(self.host_speeds),
         )
+
+
+def _device() -> torch.device | None:
+    return torch.device("cuda") if torch.cuda.is_initialized() else None
+
+
+def _mean(speeds: list[dict[str, float]]) -> dict[str, float]:
+    names = set.intersection(*(set(found) for found in speeds)) if speeds else set()
+    return {name: statistics.mean(found[name] for found in speeds) for name in sorted(names)}
 
 
 def _synchronize() -> None:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.flop_counter import flop_registry
 
@@ -76,9 +77,11 @@ class _Mode(TorchDispatchMode):
         self.counter = counter
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if any(issubclass(kind, FakeTensor) for kind in types):
+            return func(*args, **kwargs)  # shapes are worked out: no work of the script's
         if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             return NotImplemented  # DTensor and the like unwrap first
-        kwargs = kwargs or {}
         result = func(*args, **kwargs)
         with contextlib.suppress(Exception):  # a formula that does not know the call: its FLOPs are left out
             self.counter.count(func, args, kwargs, result)

@@ -47,6 +47,8 @@ class RankTrace:
     ``created``: the groups that this rank made in calls which all ranks must make alike, in order.
     ``step_ends``: for every optimizer step, warm-up too, how many records of ``whole()`` had been made at its end.
     ``unanswered``: ranks that would have known a value which this one had to make up and which can steer a script.
+    ``host_speed``: of the machine while the steps were timed, in microseconds by loop (capture.host_speed); {} where
+    they were not.
     """
 
     rank: int
@@ -65,6 +67,7 @@ class RankTrace:
     created: list[int] = field(default_factory=list)
     step_ends: list[int] = field(default_factory=list)
     unanswered: list[int] = field(default_factory=list)
+    host_speed: dict[str, float] = field(default_factory=dict)
 
     def whole(self) -> Program:
         """Prologue and measured steps as one program."""
@@ -118,6 +121,7 @@ def write_trace(directory: Path, trace: RankTrace) -> None:
         "created": trace.created,
         "step_ends": trace.step_ends,
         "unanswered": trace.unanswered,
+        "host_speed": trace.host_speed,
         "groups": [asdict(g) for g in trace.groups],
     }
     write_table(stem.with_suffix(".parquet"), _program_table(trace.whole(), meta))
@@ -269,6 +273,7 @@ def read_trace(directory: Path, rank: int) -> RankTrace:
             created=[int(g) for g in meta.get("created", [])],
             step_ends=[int(n) for n in meta.get("step_ends", [])],
             unanswered=[int(r) for r in meta.get("unanswered", [])],
+            host_speed={str(name): float(us) for name, us in meta.get("host_speed", {}).items()},
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: not a rank program ({error!r})") from None

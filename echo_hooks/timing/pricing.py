@@ -143,6 +143,17 @@ def _by_key(database: Database, device: str) -> dict[tuple, dict[str, Measuremen
     return found
 
 
+def recorded_host_speed(accelerator: Accelerator) -> dict[str, float]:
+    """Of the hosts on which the shipped database was recorded, the fastest of each loop (capture.host_speed), in
+    microseconds; {} without a database."""
+    found: dict[str, float] = {}
+    for database in _shipped(accelerator):
+        for recording in database.recordings:
+            for name, us in (recording.get("host_speed") or {}).items():
+                found[name] = min(float(us), found.get(name, float(us)))
+    return found
+
+
 def load_pricing(accelerator: Accelerator, timing: str = "auto", profiles: Sequence[Path] = ()) -> Pricing:
     """``timing``: "profile" (databases, then the model), "model" (without databases), or "auto" and "execute", where
     nothing was executed as "profile". ``profiles``: a user's databases, looked up before the shipped one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
@@ -10,6 +11,9 @@ import numpy as np
 from echo_hooks.graph.program import Evidence, Kind
 from echo_hooks.graph.rundir import RankTrace
 from echo_hooks.timing.pricing import Pricing
+
+SLOW = 1.25
+"""Slowness of a host from which it is told: quiet machines of one kind differ by less."""
 
 
 def notes(traces: Sequence[RankTrace], pricing: Pricing | None, versions: Mapping[str, str]) -> list[str]:
@@ -37,6 +41,31 @@ def notes(traces: Sequence[RankTrace], pricing: Pricing | None, versions: Mappin
         other = here and here.partition("+")[0] != torch.partition("+")[0]
         said.append(f"operations measured with {measured}" + (f"; this run's torch is {here}" if other else ""))
     return said
+
+
+def slow_hosts(traces: Sequence[RankTrace], reference: Mapping[str, float]) -> list[str]:
+    """What the report says where the host was slower, while ranks were measured, than the one that ``reference`` is of:
+    a neighbour on the machine, another processor. Both in microseconds by loop (capture.host_speed)."""
+    slowest = max(traces, key=lambda trace: _slowness(trace.host_speed, reference), default=None)
+    if slowest is None or _slowness(slowest.host_speed, reference) < SLOW:
+        return []
+    times = _slowness(slowest.host_speed, reference)
+    loops = ", ".join(
+        f"{name.removesuffix('_us')} {us:.2g} against {reference[name]:.2g} us"
+        for name, us in slowest.host_speed.items()
+        if name in reference
+    )
+    return [
+        f"while rank {slowest.rank} was measured, this machine's host was {times:.1f} times as slow as the one that the"
+        f" accelerator's profile was recorded on ({loops}): what the host bounds comes out longer than there; measure"
+        f" again when the machine is quieter, or see what --host-speed {times:.1f} gives"
+    ]
+
+
+def _slowness(measured: Mapping[str, float], reference: Mapping[str, float]) -> float:
+    """Median over the loops that both know; 1 for none."""
+    ratios = [us / reference[name] for name, us in measured.items() if reference.get(name, 0.0) > 0.0]
+    return statistics.median(ratios) if ratios else 1.0
 
 
 def shares_of_guesses(traces: Sequence[RankTrace]) -> dict[str, float]:

@@ -88,7 +88,7 @@ def record(arguments: argparse.Namespace) -> int:
     """`echo-sim profile record`."""
     import torch  # late: the other actions do without
 
-    from echo_hooks.profiling.hostspeed import host_speed
+    from echo_hooks.capture.host_speed import host_speed
     from echo_hooks.profiling.rebuild import operand_bytes, rebuild
     from echo_hooks.profiling.record import Fatal, Machine, Recorder, most_valuable_first
     from echo_hooks.profiling.timer import KinetoTimer, TimingFailed

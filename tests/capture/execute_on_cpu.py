@@ -71,6 +71,7 @@ def main(rank: int, out: str, script: str, profiler: str = "CpuProfiler") -> Non
                 "phases": trace.program.phase.tolist(),
                 "evidence": sorted(set(trace.program.evidence[trace.program.kind == Kind.COMPUTE].tolist())),
                 "notes": trace.notes,
+                "host_speed": trace.host_speed,
                 "tokens": trace.tokens_per_step,
                 "flops": {f"{dtype} {phase}": n for (dtype, phase), n in flops_of_trace(trace).items()},
             }

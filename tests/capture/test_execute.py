@@ -66,6 +66,7 @@ def test_one_step_of_kernels_and_communication(tmp_path):
     product = 2 * 8 * 64 * 64
     assert found["flops"] == {"float32 0": 2 * product, "float32 1": 3 * product}
     assert any("its own steps took" in note for note in found["notes"])
+    assert set(found["host_speed"]) == {"python_us", "dispatch_us"} and min(found["host_speed"].values()) > 0
 
 
 def test_the_last_step_may_be_the_scripts_last(tmp_path):

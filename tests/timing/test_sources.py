@@ -11,7 +11,8 @@ from echo_hooks.graph.program import Kind, ProgramBuilder
 from echo_hooks.graph.rundir import RankTrace
 from echo_hooks.timing import Pricing, estimate, fill_durations
 from echo_hooks.timing.database import Database
-from echo_hooks.timing.sources import notes, shares_of_guesses
+from echo_hooks.timing.pricing import recorded_host_speed
+from echo_hooks.timing.sources import notes, shares_of_guesses, slow_hosts
 
 UNKNOWN = OpSignature("mylib.op.default", (TensorMeta((1 << 20,), "float32"),), bytes_read=4 << 20, call='[["T"],{}]')
 
@@ -51,3 +52,19 @@ def test_a_device_busy_with_products_is_loaded():
         trace = trace_of(product(64), *[add(8, 8)] * others)
         fill_durations(trace, pricing)
         assert trace.program.duration_us[0] == pytest.approx(expected + pause)
+
+
+def test_a_host_that_was_slow_while_a_rank_was_measured():
+    reference = {"python_us": 0.1, "dispatch_us": 3.0, "module_us": 50.0, "launch_us": 6.0}
+    usual, slow = trace_of(product(64)), trace_of(product(64))
+    usual.host_speed = {"dispatch_us": 3.3, "launch_us": 6.6, "python_us": 0.11}
+    assert slow_hosts([usual], reference) == [] == slow_hosts([trace_of(product(64))], reference)
+    slow.rank, slow.host_speed = 3, {"dispatch_us": 6.0, "launch_us": 7.2, "python_us": 0.25}
+    (said,) = slow_hosts([usual, slow], reference)
+    assert said.startswith("while rank 3 was measured, this machine's host was 2.0 times as slow")
+    assert "dispatch 6 against 3 us, launch 7.2 against 6 us, python 0.25 against 0.1 us" in said
+    assert "--host-speed 2.0" in said
+
+
+def test_the_shipped_database_knows_its_host():
+    assert set(recorded_host_speed(H200)) == {"python_us", "dispatch_us", "module_us", "launch_us"}

@@ -14,21 +14,27 @@ import torch
 def host_speed(device: torch.device | None = None) -> dict[str, float]:
     """Microseconds per iteration (the best of several rounds: what the machine can do when nothing disturbs it).
 
-    ``python_us``: attribute, dictionary, call and arithmetic. ``dispatch_us``: one CPU op on one element, through the
-    dispatcher. ``module_us``: a small module's forward and backward on the CPU. With ``device`` also ``launch_us``: one
-    op on one element there, the device keeping up.
+    As ``momentary``, and ``module_us``: a small module's forward and backward on the CPU.
     """
-    x = torch.ones(1)
     layer = torch.nn.Linear(4, 4)
     batch = torch.ones(2, 4)
 
     def module() -> None:
         layer(batch).sum().backward()
 
+    return {**momentary(device, rounds=7, share=1.0), "module_us": round(_best(module, 400, 7), 4)}
+
+
+def momentary(device: torch.device | None = None, rounds: int = 2, share: float = 0.05) -> dict[str, float]:
+    """Microseconds per iteration of ``share`` of the loops, the better of two rounds: some milliseconds in all.
+
+    ``python_us``: attribute, dictionary, call and arithmetic. ``dispatch_us``: one CPU op on one element, through the
+    dispatcher. With ``device`` also ``launch_us``: one op on one element there, the device keeping up.
+    """
+    x = torch.ones(1)
     found = {
-        "python_us": _best(_python_loop, 2000, inner=20),
-        "dispatch_us": _best(lambda: x.add_(1.0), 4000),
-        "module_us": _best(module, 400),
+        "python_us": _best(_python_loop, int(2000 * share), rounds, inner=20),
+        "dispatch_us": _best(lambda: x.add_(1.0), int(4000 * share), rounds),
     }
     if device is not None and device.type == "cuda":
         y = torch.ones(1, device=device)
@@ -37,7 +43,7 @@ def host_speed(device: torch.device | None = None) -> dict[str, float]:
             y.add_(1.0)
 
         launch()
-        found["launch_us"] = _best(launch, 400, after=torch.cuda.synchronize)
+        found["launch_us"] = _best(launch, int(400 * share), rounds, after=torch.cuda.synchronize)
     return {name: round(value, 4) for name, value in found.items()}
 
 
@@ -62,9 +68,9 @@ def _python_loop() -> None:
 def _best(
     call: Callable[[], object],
     count: int,
+    rounds: int,
     *,
     inner: int = 1,
-    rounds: int = 7,
     after: Callable[[], object] | None = None,
 ) -> float:
     best = float("inf")

@@ -188,6 +188,9 @@ def errors(report: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
     }
     for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
         row[name] = max(role[name] for role in report["roles"])
+    said = [note["value"] for note in report["assumptions"] if "times as slow" in note["value"]]
+    if said:
+        row["slow_host"] = said[0]
     if "ranks" in run:
         measured = facts(run)
         row["error"] = round(report["step_time_ms"] / run["step_ms"] - 1, 4)

@@ -1,5 +1,5 @@
-"""Device memory that no tensor of the script holds: context, communicators. What cuBLAS works in is not here: PyTorch
-takes it out of its allocator, so that it is allocated memory (``capture.memory``)."""
+"""Device memory that no tensor of the script holds: context, libraries' kernels, communicators. What cuBLAS works in is
+not here: PyTorch takes it out of its allocator, so that it is allocated memory (``capture.memory``)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,28 @@ from echo_hooks.hardware.accelerator import Accelerator
 from echo_hooks.network.model import CommunicationModel
 
 # Driver's structures and the kernels loaded so far, modules being loaded when first used (CUDA 11.7 and later).
-_HOPPER_CONTEXT_BYTES, _CONTEXT_BYTES = 753 << 20, 400_000_000
+# Measured on an H200 (bench/results/device_memory_h200.json): 619 MiB at first use, 84 more for cuBLAS and cuDNN.
+_HOPPER_CONTEXT_BYTES, _CONTEXT_BYTES = 703 << 20, 400_000_000
+_NCCL_BYTES = 354 << 20
+"""NCCL's kernels and what it sets up once: there, the first communicator's 366 MiB and its first call's 474, less the
+486 that a second communicator takes for both."""
 CONTEXT_SOURCE = (
-    "extra memory is modelled: the context 753 MiB from Hopper on (NVIDIA/nccl#1685: 1.06 GB on H100 before the first"
-    " call, less NCCL's multicast buffers), 400 MB before (pytorch/pytorch#109888); communicators by NCCL's buffers per"
-    " channel and peer; cuBLAS workspaces are in allocated"
+    "extra memory is modelled: the context with cuBLAS and cuDNN 703 MiB from Hopper on, NCCL's kernels 354 MiB"
+    " (measured on H200: bench/results/device_memory_h200.json), the context 400 MB before (pytorch/pytorch#109888);"
+    " communicators by NCCL's buffers per channel and peer; cuBLAS workspaces are in allocated"
 )
 
 
 def add_extra_memory(run: Run, accelerator: Accelerator, model: CommunicationModel) -> None:
-    """Fill ``memory.extra`` of each role, in bytes by name: "context", and "communicator NAME" for each group that the
-    role's traced rank communicates on."""
+    """Fill ``memory.extra`` of each role, in bytes by name: "context", "communicator NAME" for each group that the
+    role's traced rank communicates on, and "NCCL" for what all of these share."""
     for role in run.roles:
         trace = run.traces[role.traced_rank]
         extra = {"context": context_bytes(accelerator)}
-        for name, size in communicator_bytes(trace, model).items():
-            extra[f"communicator {name}"] = size
+        communicators = {name: size for name, size in communicator_bytes(trace, model).items() if size}
+        if communicators and accelerator.vendor == "nvidia":
+            extra["NCCL"] = _NCCL_BYTES
+        extra |= {f"communicator {name}": size for name, size in communicators.items()}
         role.memory.extra = {name: size for name, size in extra.items() if size}
 
 

@@ -55,16 +55,16 @@ def test_calls_that_do_not_match_are_the_reason(tmp_path):
 
 
 def test_what_no_tensor_holds_counts_for_the_fit(tmp_path):
-    """Two ranks of H100 with one communicator: 753 MiB of context, and a connection on each of its channels."""
+    """Two ranks of H100 with one communicator: 703 MiB of context, NCCL's 354, and what a communicator takes."""
     run = run_of(tmp_path, ["all_reduce", "broadcast"])
     run.roles[0].memory.peak_reserved_bytes = (80 << 30) - (1 << 30)
     report = analyse(run, load_cluster("h100-sxm:1x2")).report
     role = report.roles[0]
-    assert set(role.extra_bytes) == {"context", "communicator world"} and role.extra_bytes["context"] == 753 << 20
-    assert role.extra_bytes["communicator world"] % (14 << 20) == 0
+    assert role.extra_bytes["communicator world"] > 12 << 20
+    assert role.extra_bytes.items() >= {"context": 703 << 20, "NCCL": 354 << 20}.items() and len(role.extra_bytes) == 3
     assert role.needed_bytes == role.peak_reserved_bytes + sum(role.extra_bytes.values())
     assert not role.fits and any(p["kind"] == "out_of_memory" for p in report.problems)
-    assert any("753 MiB" in a["value"] for a in report.assumptions)
+    assert any("703 MiB" in a["value"] for a in report.assumptions)
     assert "left out" not in " ".join(a["value"] for a in report.assumptions if "needed memory" in a["value"])
 
 

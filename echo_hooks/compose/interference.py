@@ -87,14 +87,20 @@ def build_interference(
     )
 
 
+_SIZES_PER_E = 20.0  # kernels of one name within 5 % count as equal
+
+
 def _distinct_kernels(program: RoleProgram) -> tuple[np.ndarray, list[Kernel]]:
-    """Row per record, and kernel per row; they are told apart by their op."""
+    """Row per record, and kernel per row; they are told apart by their op, and by their time up to a few per cent:
+    where a script really ran, one kernel's name stands for many sizes."""
     of_record = np.zeros(program.n, np.int64)
     records = np.flatnonzero(program.action == RUN)
-    distinct, first, inverse = np.unique(program.program.op[records], return_index=True, return_inverse=True)
+    size = np.rint(np.log(np.maximum(program.run_us[records], 1e-3)) * _SIZES_PER_E).astype(np.int64)
+    keys = np.stack([program.program.op[records], size], axis=1)
+    distinct, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     of_record[records] = inverse.reshape(-1)
     kernels = []
-    for op, i in zip(distinct.tolist(), first.tolist()):
+    for op, i in zip(distinct[:, 0].tolist(), first.tolist()):
         signature = program.ops[op] if op >= 0 else OpSignature("")
         kernels.append(Kernel(signature, float(program.run_us[records[i]])))
     return of_record, kernels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from echo_hooks.overlap.formula import formula
 from echo_hooks.overlap.model import TARGETS, OverlapModel, load, loads
 from echo_hooks.overlap.pair import Call, Kernel
 from echo_hooks.overlap.work import demand
+from echo_hooks.timing.kernel_names import is_kernel, likely_op
 
 NONE, FORMULA = "none", "formula"
 
@@ -33,6 +35,7 @@ class Slowdowns:
         """Factors [n, 3], 1 for none: of the kernel while the call moves data, of the kernel while the call only waits
         for a member, of the call while the kernel runs. Work that takes no SM (copies over the host's link) and
         nothing at all are left alone."""
+        pairs = self._described(pairs)
         found = np.ones((len(pairs), len(TARGETS)))
         demands = {id(kernel): demand(kernel, self.accelerator) for kernel, _ in pairs}
         asked = [
@@ -51,6 +54,16 @@ class Slowdowns:
             columns = [TARGETS.index(target) for target in targets]
             found[np.ix_(asked, columns)] = learned[:, columns]
         return np.maximum(found, 1.0)
+
+    def _described(self, pairs: Sequence[tuple[Kernel, Call]]) -> list[tuple[Kernel, Call]]:
+        """Kernels of which only the name is known, from a script that really ran, as likely operations."""
+        known: dict[int, Kernel] = {}
+        for kernel, _ in pairs:
+            if id(kernel) not in known:
+                name = kernel.signature.name
+                likely = likely_op(name, kernel.run_us, self.accelerator) if name and is_kernel(name) else None
+                known[id(kernel)] = kernel if likely is None else replace(kernel, signature=likely)
+        return [(known[id(kernel)], call) for kernel, call in pairs]
 
 
 def choose(spec: str | None, accelerator: Accelerator) -> Slowdowns | None:

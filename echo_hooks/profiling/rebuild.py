@@ -84,6 +84,8 @@ def _arguments(func: Any, signature: OpSignature, device: torch.device, generato
         kwargs["device"] = device
     if func._schema.name in ("aten::slice_backward", "aten::slice_scatter"):
         _place_slice(func, args, names)
+    if func._schema.name in ("aten::masked_scatter", "aten::masked_scatter_"):
+        _mask_what_is_there(*args)
     return args, kwargs
 
 
@@ -94,6 +96,12 @@ def _place_slice(func: Any, args: list, names: list[str]) -> None:
     for name, value in (("start", 0), ("end", part.shape[dim] * step)):
         if names.index(name) < len(args):
             args[names.index(name)] = value
+
+
+def _mask_what_is_there(_: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> None:
+    """As many places as the source has values: one more and the device asserts, which ends the process's context."""
+    mask.fill_(False)
+    mask.view(-1)[: source.numel()] = True
 
 
 class _Maker:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
+from echo_hooks.timing.kernel_names import is_kernel, kernel_class
+
 ATTENTION = "attention"
 MATRIX = "matrix product"
 ON_DEVICE = "copies and casts on the device"
 OTHER = "elementwise and other"
-
-_ATEN = re.compile(r"\w+\.\w+(\.\w+)?")  # namespace, name, overload
 
 _OPS = (
     (ATTENTION, re.compile(r"scaled_dot_product|flash_att|efficient_attention|attention")),
@@ -23,29 +23,32 @@ _OPS = (
     ("reductions", re.compile(r"vector_norm|\b(sum|mean|norm|amax|amin|max|min|argmax|topk|sort|cumsum)\b")),
 )
 
-# Attention before matrix products and convolutions, whose words its kernels have too (fprop, wgmma). cuDNN's and
-# CUTLASS's convolutions are named after the three passes, cuBLAS's products nvjet, gemm, gemv or after a tile (s16816).
-_KERNELS = (
-    (ATTENTION, r"sdpa|flash|fmha|attention|attn|compute_dot_do_o|convert_dq"),
-    ("optimizer (fused, foreach)", r"multi_tensor|FusedOptimizer|FusedAdam"),
-    ("convolution", r"convolve|conv_?[123]?d|winograd|implicit_|_(fprop|dgrad|wgrad)_"),
-    (MATRIX, r"nvjet|gemm|gemv|cublas|cutlass|xmma|splitKreduce|Cijk_|s16816|s1688"),
-    ("normalisation", r"layer_?norm|rms_?norm|batch_?norm|group_?norm|GammaBeta"),
-    ("softmax and loss", r"softmax|nll_loss|cross_?entropy|mse_"),
-    ("embedding and indexing", r"embedding|index|gather|scatter|masked|compute_grad_weight"),
-    (ON_DEVICE, r"copy_kernel|CatArray|chunk_cat|copy_out|FillFunctor|Memcpy|Memset"),
-    ("reductions", r"reduce|reduction|radix_?sort|bitonic|topk|scan"),
-)
-_KERNEL_PATTERNS = tuple((label, re.compile(pattern, re.IGNORECASE)) for label, pattern in _KERNELS)
+_CLASSES = {
+    "attention_forward": ATTENTION,
+    "attention_backward": ATTENTION,
+    "optimizer": "optimizer (fused, foreach)",
+    "convolution": "convolution",
+    "gemm": MATRIX,
+    "norm": "normalisation",
+    "norm_backward": "normalisation",
+    "softmax": "softmax and loss",
+    "softmax_backward": "softmax and loss",
+    "scatter": "embedding and indexing",
+    "gather": "embedding and indexing",
+    "concatenate": ON_DEVICE,
+    "fill": ON_DEVICE,
+    "cast": ON_DEVICE,
+    "sort": "reductions",
+    "reduction": "reductions",
+}
 
 
 def op_class(name: str) -> str:
     """The class of a compute op: "aten.mm.default" and "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT" are both a
     "matrix product"."""
-    for label, pattern in _OPS if _ATEN.fullmatch(name) else _KERNEL_PATTERNS:
-        if pattern.search(name):
-            return label
-    return OTHER
+    if is_kernel(name):
+        return _CLASSES.get(kernel_class(name), OTHER)
+    return next((label for label, pattern in _OPS if pattern.search(name)), OTHER)
 
 
 def crosses(copy: str) -> bool:

@@ -25,7 +25,7 @@ from echo_hooks.timing import Pricing, fill_durations, load_pricing
 from echo_hooks.timing.fill import host_bytes
 from echo_hooks.timing.host import HOST_BANDWIDTH_BYTES_PER_S, add_communication_calls, settle_host_times
 from echo_hooks.timing.pricing import recorded_host_speed
-from echo_hooks.timing.sources import notes, shares_of_guesses, slow_hosts
+from echo_hooks.timing.sources import host_slowness, notes, shares_of_guesses, slow_hosts
 
 BAND_RECORDS = 16_000_000
 """Records simulated for a band that nobody asked for: a few seconds. With jitter asked for there is no limit."""
@@ -50,7 +50,7 @@ def analyse(
     calibration: Calibration | None = None,
     timing: str = "auto",
     profiles: Sequence[Path] = (),
-    host_speed: float = 1.0,
+    host_speed: float | None = None,
     overlap: str | None = None,
     pricing: Pricing | None = None,
 ) -> Analysis:
@@ -61,8 +61,9 @@ def analyse(
     were executed keeps what was measured. ``slow_ranks``: factor on the kernel times by rank. ``jitter``: sigma of the
     noise of single kernels; ``seed``: of the step time's band. ``calibration``: of the network, instead of the one that
     comes with the accelerator. ``host_speed``: how many times as fast as the tracing machine's the target's processor
-    runs the script's host code. ``overlap``: a file of a slowdown model, or "none"; left out, the one that comes with
-    the accelerator, else the formula.
+    runs the script's host code; left out, that of the host on which the accelerator's database was recorded, where
+    there is one and nothing was executed. ``overlap``: a file of a slowdown model, or "none"; left out, the one that
+    comes with the accelerator, else the formula.
 
     Communication that does not fit together, set-up and warm-up included, gives a report with problems and no times.
     Raises UsageError for a run without measured steps whose communication shows no reason, and for one whose operations
@@ -75,7 +76,9 @@ def analyse(
     executed = _executed(run, cluster)
     pricing = None if executed else pricing or load_pricing(cluster.accelerator, timing, profiles)
     slowdowns = choose(overlap, cluster.accelerator)
-    composition = _compose(run, cluster, pricing, model, folded, slow_ranks, slowdowns, variability, host_speed)
+    recorded = {} if executed else recorded_host_speed(cluster.accelerator)
+    factor = host_slowness(list(run.traces.values()), recorded) if host_speed is None else host_speed
+    composition = _compose(run, cluster, pricing, model, folded, slow_ranks, slowdowns, variability, factor)
     if not composition.timelines and not composition.problems:
         raise UsageError(f"{run.path}: the run holds no measured step, so there is nothing to time")
     composed = time.perf_counter()
@@ -91,8 +94,8 @@ def analyse(
     report = build_report(run, composition, cluster, timings=timings)
     report.assumptions.extend(_note("note", sentence) for sentence in _slowed(slow_ranks))
     report.assumptions.append(_note("note", CONTEXT_SOURCE))
-    if host_speed != 1.0:
-        report.assumptions.append(_note("note", f"as asked for, host code runs {host_speed:g} times as fast as here"))
+    if factor != 1.0:
+        report.assumptions.append(_note("note", _host_note(factor, asked=host_speed is not None, cluster=cluster)))
     report.assumptions.append(_note("note", f"tokens per second: {counted}"))
     if run.world_size > 1:
         report.assumptions.extend(_note("note", sentence) for sentence in _network_sources(model))
@@ -159,11 +162,21 @@ def _compose(
         model,
         folded=folded,
         accelerators_per_node=cluster.accelerators_per_node,
-        host_launch_us=0.0 if pricing is None else cluster.accelerator.host_launch_us / host_speed,
+        host_launch_us=0.0 if pricing is None else cluster.accelerator.host_launch_us,
         slow_ranks=slow_ranks,
         overlap=slowdowns,
         variability=variability,
         slack=True,
+    )
+
+
+def _host_note(factor: float, *, asked: bool, cluster: Cluster) -> str:
+    if asked:
+        return f"as asked for, host code runs {factor:g} times as fast as here"
+    return (
+        f"host code is taken to run {factor:.2f} times as fast as here: so much faster were Python and torch's"
+        f" dispatcher on the host on which the profile of {cluster.accelerator.name} was recorded (--host-speed 1: as"
+        " here)"
     )
 
 

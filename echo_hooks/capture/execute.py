@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from echo_hooks.capture.host_speed import momentary
+from echo_hooks.capture.host_speed import mean, momentary
 from echo_hooks.capture.measured_steps import Boundary, StepReader
 from echo_hooks.capture.profiler import Profiler
 from echo_hooks.capture.steps import StepsDone
@@ -272,17 +271,12 @@ class ExecuteCapture:
             steps=steps,
             tokens_per_step=self.work.tokens if steps else 0,
             trace_seconds=trace_seconds,
-            host_speed=_mean(self.host_speeds),
+            host_speed=mean(self.host_speeds),
         )
 
 
 def _device() -> torch.device | None:
     return torch.device("cuda") if torch.cuda.is_initialized() else None
-
-
-def _mean(speeds: list[dict[str, float]]) -> dict[str, float]:
-    names = set.intersection(*(set(found) for found in speeds)) if speeds else set()
-    return {name: statistics.mean(found[name] for found in speeds) for name in sorted(names)}
 
 
 def _synchronize() -> None:

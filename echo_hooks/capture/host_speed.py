@@ -5,8 +5,9 @@ Fixed loops, so that two machines run the same instructions up to the versions o
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -25,16 +26,22 @@ def host_speed(device: torch.device | None = None) -> dict[str, float]:
     return {**momentary(device, rounds=7, share=1.0), "module_us": round(_best(module, 400, 7), 4)}
 
 
-def momentary(device: torch.device | None = None, rounds: int = 2, share: float = 0.05) -> dict[str, float]:
+Clock = Callable[[], float]
+
+
+def momentary(
+    device: torch.device | None = None, rounds: int = 2, share: float = 0.05, clock: Clock = time.perf_counter
+) -> dict[str, float]:
     """Microseconds per iteration of ``share`` of the loops, the better of two rounds: some milliseconds in all.
 
+    ``clock``: in seconds; that of the thread's processor time leaves out what other processes take.
     ``python_us``: attribute, dictionary, call and arithmetic. ``dispatch_us``: one CPU op on one element, through the
     dispatcher. With ``device`` also ``launch_us``: one op on one element there, the device keeping up.
     """
     x = torch.ones(1)
     found = {
-        "python_us": _best(_python_loop, int(2000 * share), rounds, inner=20),
-        "dispatch_us": _best(lambda: x.add_(1.0), int(4000 * share), rounds),
+        "python_us": _best(_python_loop, int(2000 * share), rounds, inner=20, clock=clock),
+        "dispatch_us": _best(lambda: x.add_(1.0), int(4000 * share), rounds, clock=clock),
     }
     if device is not None and device.type == "cuda":
         y = torch.ones(1, device=device)
@@ -45,6 +52,12 @@ def momentary(device: torch.device | None = None, rounds: int = 2, share: float 
         launch()
         found["launch_us"] = _best(launch, int(400 * share), rounds, after=torch.cuda.synchronize)
     return {name: round(value, 4) for name, value in found.items()}
+
+
+def mean(speeds: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of several measurements, what all of them have."""
+    names = set.intersection(*(set(found) for found in speeds)) if speeds else set()
+    return {name: statistics.mean(found[name] for found in speeds) for name in sorted(names)}
 
 
 class _Record:
@@ -72,13 +85,14 @@ def _best(
     *,
     inner: int = 1,
     after: Callable[[], object] | None = None,
+    clock: Clock = time.perf_counter,
 ) -> float:
     best = float("inf")
     for _ in range(rounds):
-        began = time.perf_counter()
+        began = clock()
         for _ in range(count):
             call()
-        best = min(best, time.perf_counter() - began)
+        best = min(best, clock() - began)
         if after is not None:
             after()
     return best / count / inner * 1e6

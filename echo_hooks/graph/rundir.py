@@ -47,8 +47,7 @@ class RankTrace:
     ``created``: the groups that this rank made in calls which all ranks must make alike, in order.
     ``step_ends``: for every optimizer step, warm-up too, how many records of ``whole()`` had been made at its end.
     ``unanswered``: ranks that would have known a value which this one had to make up and which can steer a script.
-    ``host_speed``: of the machine while the steps were timed, in microseconds by loop (capture.host_speed); {} where
-    they were not.
+    ``host_speed``: of the machine while the rank was traced, in microseconds by loop (capture.host_speed).
     """
 
     rank: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +62,18 @@ def slow_hosts(traces: Sequence[RankTrace], reference: Mapping[str, float]) -> l
         f" accelerator's profile was recorded on ({loops}): what the host bounds comes out longer than there; measure"
         f" again when the machine is quieter, or see what --host-speed {times:.1f} gives"
     ]
+
+
+def host_slowness(traces: Sequence[RankTrace], reference: Mapping[str, float]) -> float:
+    """How many times as slow as ``reference``'s the host was on which ranks were traced: the median over the ranks of
+    the geometric mean of what host time is made of, Python and torch's dispatcher; 1 where it was not measured."""
+    loops = ("python_us", "dispatch_us")
+    found = [
+        math.sqrt(math.prod(trace.host_speed[name] / reference[name] for name in loops))
+        for trace in traces
+        if all(trace.host_speed.get(name, 0.0) > 0.0 and reference.get(name, 0.0) > 0.0 for name in loops)
+    ]
+    return statistics.median(found) if found else 1.0
 
 
 def _slowness(measured: Mapping[str, float], reference: Mapping[str, float]) -> float:

@@ -63,7 +63,7 @@ class Launch:
     jitter: float = 0.0
     slow_ranks: Mapping[int, float] = field(default_factory=dict)
     timing: str = "auto"
-    host_speed: float = 1.0
+    host_speed: float | None = None
     profiles: tuple[Path, ...] = ()
     calibration: Calibration | None = None
     moe_skew: MoeSkew = field(default_factory=MoeSkew)

@@ -56,16 +56,16 @@ def parse_moe_skew(text: str | None) -> MoeSkew:
 
 HOST_SPEED_HELP = (
     "how many times as fast as this machine's processor the target's runs the script's host code, such as 1.2 or 0.8 "
-    "(default: 1)"
+    "(default: as the host on which the accelerator's profile was recorded, where there is one; else 1)"
 )
 HOST_SPEEDS = (0.01, 100.0)
 """Beyond it a factor is a typing error."""
 
 
-def parse_host_speed(text: str | None) -> float:
-    """UsageError unless a number within HOST_SPEEDS."""
+def parse_host_speed(text: str | None) -> float | None:
+    """None where nothing is asked for. UsageError unless a number within HOST_SPEEDS."""
     if text is None:
-        return 1.0
+        return None
     try:
         factor = float(text)
     except ValueError:

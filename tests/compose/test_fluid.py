@@ -76,6 +76,31 @@ def beside(kernel_us: float, call_us: int) -> Plan:
     return plan
 
 
+@dataclass
+class ByTime:
+    """Kernels take twice as long beside a call, those of 100 us and more three times."""
+
+    asked: list = field(default_factory=list)
+
+    def slowdowns(self, pairs):
+        self.asked += [kernel.run_us for kernel, _ in pairs]
+        return np.array([(3.0 if kernel.run_us >= 100 else 2.0, 1.0, 1.0) for kernel, _ in pairs])
+
+
+def test_kernels_of_one_name_and_different_times_are_slowed_each_in_its_own_way():
+    """As where a script really ran: its kernels' names stand for many sizes."""
+    plan, model = Plan(2), ByTime()
+    g = plan.group(0, 1, name="dp")
+    rank = plan.rank(0, (1,))
+    rank.collective(1000, g, stream="comm:dp")
+    for us in (10, 100, 10.1):
+        rank.run(us, name="nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT")
+    rank.sync()
+    (t,) = plan.compose(overlap=model).timelines
+    assert sorted(model.asked) == [10, 100]  # 10.1 is 10 within a few per cent
+    assert t.end_us[1:4] == pytest.approx([20, 320, 340.2])
+
+
 def test_the_report_says_what_slowdown_cost():
     # As below: the kernel ends at 16.25 instead of 10, the call at 12.5 instead of 10.
     (t,) = beside(10, 10).compose(overlap=Factors(2.0, 1.0, 1.25)).timelines

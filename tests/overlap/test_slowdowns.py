@@ -314,3 +314,15 @@ def test_a_call_lasts_whole_kernels_or_half_of_one(fills, call_us, answered, exp
     row[0, [NAMES.index(name) for name in ("fills", "ln_run_us", "call_ln_us")]] = fills, np.log(100.0), np.log(call_us)
     found = OverlapModel(Answers(1.2, 1.1, answered), {}).predict_rows(row)
     np.testing.assert_allclose(found, [[1.2, 1.1, expected]], rtol=1e-5)
+
+
+def test_kernels_known_by_name_alone_are_what_the_name_says():
+    """Where a script really ran: a product of 223 us beside an all-reduce is slowed as that operation would be."""
+    named = Kernel(OpSignature("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN"), 223.0)
+    copied = Kernel(OpSignature("Memcpy HtoD (Pinned -> Device)"), 223.0)
+    call = Call("all_reduce", 64 << 20, 240.0, 24, 2, 2, "ring", "simple")
+    by_name, of_copy = choose(None, H200).slowdowns([(named, call), (copied, call)])
+    n = 4466
+    by_shape = choose(None, H200).slowdowns([(gemm(n, n, n, 223.0), call)])[0]
+    assert by_name == pytest.approx(by_shape, rel=0.1) and by_name[0] > 1.1
+    assert (of_copy == 1.0).all()

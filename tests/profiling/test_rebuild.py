@@ -93,3 +93,9 @@ def test_hostile_signatures_are_refused(name, call, why):
     found = OpSignature(name, (TensorMeta((4, 4), "float32"), TensorMeta((4, 4), "float32")), call=call)
     with pytest.raises(CannotRebuild, match=why):
         rebuild(found, CPU, torch.Generator())
+
+
+def test_masks_have_as_many_places_as_there_are_values():
+    mask = torch.zeros(4, 8, dtype=torch.bool)
+    again(aten.masked_scatter.default, torch.ones(4, 8), mask, torch.ones(5))
+    again(aten.masked_scatter.default, torch.ones(4, 8), mask, torch.ones(64))

@@ -107,7 +107,7 @@ def test_compose_with_slow_nodes_and_noise(saved, analysed, capsys):
             "slow_ranks": {0: 1.1, 1: 2.2},
             "jitter": 0.05,
             "seed": 3,
-            "host_speed": 1.0,
+            "host_speed": None,
             "calibration": None,
             "timing": "auto",
             "profiles": (),

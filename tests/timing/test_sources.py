@@ -12,7 +12,7 @@ from echo_hooks.graph.rundir import RankTrace
 from echo_hooks.timing import Pricing, estimate, fill_durations
 from echo_hooks.timing.database import Database
 from echo_hooks.timing.pricing import recorded_host_speed
-from echo_hooks.timing.sources import notes, shares_of_guesses, slow_hosts
+from echo_hooks.timing.sources import host_slowness, notes, shares_of_guesses, slow_hosts
 
 UNKNOWN = OpSignature("mylib.op.default", (TensorMeta((1 << 20,), "float32"),), bytes_read=4 << 20, call='[["T"],{}]')
 
@@ -68,3 +68,13 @@ def test_a_host_that_was_slow_while_a_rank_was_measured():
 
 def test_the_shipped_database_knows_its_host():
     assert set(recorded_host_speed(H200)) == {"python_us", "dispatch_us", "module_us", "launch_us"}
+
+
+def test_how_slow_the_tracing_host_is():
+    reference = {"python_us": 0.1, "dispatch_us": 3.0, "launch_us": 6.0}
+    traces = [trace_of(product(64)) for _ in range(3)]
+    assert host_slowness(traces, reference) == 1.0 == host_slowness([], {})
+    traces[0].host_speed = {"python_us": 0.2, "dispatch_us": 6.0}
+    traces[1].host_speed = {"python_us": 0.16, "dispatch_us": 3.0, "launch_us": 60.0}  # no launch is traced
+    assert host_slowness(traces, reference) == pytest.approx((2.0 + 1.6**0.5) / 2)
+    assert host_slowness(traces, {}) == 1.0

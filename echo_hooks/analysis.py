@@ -22,7 +22,7 @@ from echo_hooks.overlap.slowdowns import Slowdowns, choose
 from echo_hooks.report.quantities import ranks_text
 from echo_hooks.report.report import Report, build_report
 from echo_hooks.timing import Pricing, fill_durations, load_pricing
-from echo_hooks.timing.fill import host_bytes
+from echo_hooks.timing.fill import host_bytes, slowdown_of_products
 from echo_hooks.timing.host import HOST_BANDWIDTH_BYTES_PER_S, add_communication_calls, settle_host_times
 from echo_hooks.timing.pricing import recorded_host_speed
 from echo_hooks.timing.sources import host_slowness, notes, shares_of_guesses, slow_hosts
@@ -144,30 +144,36 @@ def _compose(
 ) -> Composition:
     """``pricing``: None where every operation was measured."""
     traces = list(run.traces.values())
-    if pricing is None:
-        for trace in traces:
-            add_communication_calls(trace)
-    else:
+    if pricing is not None:
         settle_host_times(traces)
-        ranks = cluster.accelerators_per_node
-        for trace in traces:
-            fill_durations(trace, pricing, ranks)
     for trace in traces:
         trace.program.columns["host_us"] = trace.program.host_us / host_speed
-    return compose(
-        run.world_size,
-        run.groups,
-        run.roles,
-        run.traces,
-        model,
-        folded=folded,
-        accelerators_per_node=cluster.accelerators_per_node,
-        host_launch_us=0.0 if pricing is None else cluster.accelerator.host_launch_us,
-        slow_ranks=slow_ranks,
-        overlap=slowdowns,
-        variability=variability,
-        slack=True,
-    )
+        add_communication_calls(trace)
+
+    def composed(step_us: float = 0.0, *, whole: bool = True) -> Composition:
+        if pricing is not None:
+            for trace in traces:
+                fill_durations(trace, pricing, cluster.accelerators_per_node, step_us)
+        return compose(
+            run.world_size,
+            run.groups,
+            run.roles,
+            run.traces,
+            model,
+            folded=folded,
+            accelerators_per_node=cluster.accelerators_per_node,
+            host_launch_us=0.0 if pricing is None else cluster.accelerator.host_launch_us,
+            slow_ranks=slow_ranks,
+            overlap=slowdowns,
+            variability=variability if whole else None,
+            slack=whole,
+        )
+
+    if pricing is None or all(slowdown_of_products(trace, pricing) == 1.0 for trace in traces):
+        return composed()
+    # The clock depends on how much of the step the device works: waits for others are only known once all is composed.
+    first = composed(whole=False)
+    return composed(first.step_time_us if first.timelines else 0.0)
 
 
 def _host_note(factor: float, *, asked: bool, cluster: Cluster) -> str:

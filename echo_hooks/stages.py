@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +15,7 @@ import torch
 from echo_hooks import integrations
 from echo_hooks.capture.capture import Capture
 from echo_hooks.capture.execute import ExecuteCapture
+from echo_hooks.capture.host_speed import momentary
 from echo_hooks.capture.overhead import entry_overhead_ns
 from echo_hooks.capture.plans import Planner
 from echo_hooks.capture.profiler import Profiler
@@ -83,6 +85,8 @@ class Stage:
 
     def __init__(self, job: Job):
         self.job = job
+        # The best of many rounds, before frameworks wrap the dispatcher: what this machine can do.
+        self.host_speed = momentary(rounds=7, share=0.5, clock=time.thread_time)
         self.accelerator = load_cluster(job.cluster).accelerator
         self.planner = Planner()
         self.integrations = integrations.load()
@@ -145,6 +149,7 @@ class Stage:
             job.steps,
             self._workspace_bytes(),
         )
+        self.capture.host_speed = self.host_speed
         payloads = PayloadStore(Path(job.out) / "payloads" if job.out else None)
         self.device.retarget(recorder, rank % job.nproc_per_node, allocator)
         self.world.retarget(recorder, self.capture.values, payloads)

@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=1, help="GPUs of this machine that the simulations share out")
     parser.add_argument("--trace-ranks", default="auto", help="as echo-launch takes it")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one simulation or run")
+    parser.add_argument("--keep", type=Path, help="keep the run directories here, as LINE-WORKLOAD, of one mode")
     parser.add_argument("--out", type=Path, help="write the table as JSON")
     parser.add_argument("--real", type=Path, metavar="FILE", help="run the scripts too and append their results here")
     options = parser.parse_args()
@@ -57,7 +58,8 @@ def main() -> None:
 
             def one(slot: int, wave: list[tuple[int, str]] = wave) -> dict[str, Any]:
                 line, mode = wave[slot]
-                return predict(runs[line], mode, options, slot % options.gpus)
+                kept = options.keep / f"{line:02d}-{runs[line]['workload']}" if options.keep else None
+                return predict(runs[line], mode, options, slot % options.gpus, kept)
 
             predictions.update(zip(wave, pool.map(one, range(len(wave)))))
     table = compared(runs, chosen, modes, predictions)
@@ -120,12 +122,15 @@ def _versions(*names: str) -> dict[str, str]:
 # ---- one run ----
 
 
-def predict(run: dict[str, Any], mode: str, options: argparse.Namespace, gpu: int) -> dict[str, Any]:
-    """report.json of the run's simulation on ``gpu``, with ``seconds``; "failure" where there is none."""
+def predict(
+    run: dict[str, Any], mode: str, options: argparse.Namespace, gpu: int, kept: Path | None = None
+) -> dict[str, Any]:
+    """report.json of the run's simulation on ``gpu``, with ``seconds``; "failure" where there is none. ``kept``: where
+    the run directory goes if it is to stay."""
     limit_s = options.limit
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
-        command = simulation(run, options.cluster, mode, Path(scratch) / "run", options.trace_ranks)
+        command = simulation(run, options.cluster, mode, kept or Path(scratch) / "run", options.trace_ranks)
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)} if mode.startswith("execute") else None
         try:
             done = subprocess.run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 from collections import defaultdict
 from itertools import pairwise
 
@@ -12,7 +11,6 @@ import numpy as np
 import torch
 
 from echo_hooks.capture import threads
-from echo_hooks.capture.host_speed import mean, momentary
 from echo_hooks.capture.labels import Labels
 from echo_hooks.capture.memory import Memory
 from echo_hooks.capture.mode import CaptureMode
@@ -50,14 +48,13 @@ class Capture:
         self.memory = Memory(recorder, allocator, workspace_bytes)
         self.mode = CaptureMode(recorder, planner, self.memory, self.labels, self.steps)
         self.values = CaptureValues(self.mode)
-        self.host_speeds: list[dict[str, float]] = []  # before the script and behind it
+        self.host_speed: dict[str, float] = {}  # of this machine, as whoever sets this capture up has measured it
         self._threads = PatchSet(threads.patches(self.mode))
         self.labels.on_module = self.memory.own_module
         self.steps.on_step_begin = self.memory.own_gradients
         self.steps.on_step_end = self.memory.own_state
 
     def start(self) -> None:
-        self.host_speeds.append(momentary(clock=time.thread_time))
         self.labels.install()
         self.recorder.relabel = self.labels.update
         self.steps.install()
@@ -76,7 +73,6 @@ class Capture:
         self.steps.remove()
         self.labels.remove()
         self.recorder.relabel = None
-        self.host_speeds.append(momentary(clock=time.thread_time))
 
     def _collector(self, phase: str, _info) -> None:
         """Our records make the cyclic collector slower than the script's own run would see it: our time."""
@@ -121,7 +117,7 @@ class Capture:
             created=[group.index for group in recorder.groups if not group.local],
             step_ends=list(steps.boundaries),
             unanswered=sorted(recorder.unanswered),
-            host_speed=mean(self.host_speeds),
+            host_speed=self.host_speed,
         )
 
     def _say_if_unsteady(self, whole: Program) -> None:

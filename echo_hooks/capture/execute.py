@@ -254,7 +254,9 @@ class ExecuteCapture:
         # Of the timed steps nothing was kept, and of the one after them a part: all ranks leave out the same steps.
         first, last = self.boundaries[self.warmup - 1].row, self.boundaries[self.warmup + self.timed].row
         prologue = whole.slice(0, first).joined(whole.slice(last, max(last, step.first_row)))
-        return self._result(whole.slice(before, len(whole)), prologue, 1, trace_seconds)
+        trace = self._result(whole.slice(before, len(whole)), prologue, 1, trace_seconds)
+        trace.profiled_step_ms = step.profiled_ms
+        return trace
 
     def _result(self, program, prologue, steps: int, trace_seconds: float) -> RankTrace:
         recorder = self.recorder

@@ -32,7 +32,7 @@ Clock = Callable[[], float]
 def momentary(
     device: torch.device | None = None, rounds: int = 2, share: float = 0.05, clock: Clock = time.perf_counter
 ) -> dict[str, float]:
-    """Microseconds per iteration of ``share`` of the loops, the better of two rounds: some milliseconds in all.
+    """Microseconds per iteration of ``share`` of the loops, the best of ``rounds``: as it stands, some milliseconds.
 
     ``clock``: in seconds; that of the thread's processor time leaves out what other processes take.
     ``python_us``: attribute, dictionary, call and arithmetic. ``dispatch_us``: one CPU op on one element, through the

@@ -48,6 +48,8 @@ class RankTrace:
     ``step_ends``: for every optimizer step, warm-up too, how many records of ``whole()`` had been made at its end.
     ``unanswered``: ranks that would have known a value which this one had to make up and which can steer a script.
     ``host_speed``: of the machine while the rank was traced, in microseconds by loop (capture.host_speed).
+    ``profiled_step_ms``: how long a step took while its kernels were measured, the profiler's cost included; 0 where
+    they were not.
     """
 
     rank: int
@@ -67,6 +69,7 @@ class RankTrace:
     step_ends: list[int] = field(default_factory=list)
     unanswered: list[int] = field(default_factory=list)
     host_speed: dict[str, float] = field(default_factory=dict)
+    profiled_step_ms: float = 0.0
 
     def whole(self) -> Program:
         """Prologue and measured steps as one program."""
@@ -121,6 +124,7 @@ def write_trace(directory: Path, trace: RankTrace) -> None:
         "step_ends": trace.step_ends,
         "unanswered": trace.unanswered,
         "host_speed": trace.host_speed,
+        "profiled_step_ms": trace.profiled_step_ms,
         "groups": [asdict(g) for g in trace.groups],
     }
     write_table(stem.with_suffix(".parquet"), _program_table(trace.whole(), meta))
@@ -273,6 +277,7 @@ def read_trace(directory: Path, rank: int) -> RankTrace:
             step_ends=[int(n) for n in meta.get("step_ends", [])],
             unanswered=[int(r) for r in meta.get("unanswered", [])],
             host_speed={str(name): float(us) for name, us in meta.get("host_speed", {}).items()},
+            profiled_step_ms=float(meta.get("profiled_step_ms", 0.0)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: not a rank program ({error!r})") from None

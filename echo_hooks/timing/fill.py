@@ -5,22 +5,25 @@ from __future__ import annotations
 import numpy as np
 
 from echo_hooks.errors import UsageError
-from echo_hooks.graph.ops import OpSignature
 from echo_hooks.graph.program import Evidence, Kind
 from echo_hooks.graph.rundir import RankTrace
 from echo_hooks.hardware.accelerator import Accelerator
+from echo_hooks.timing.clock import host_step_us, slowdown
 from echo_hooks.timing.host import HOST_BANDWIDTH_BYTES_PER_S
-from echo_hooks.timing.pricing import Pricing, is_product, load_of
+from echo_hooks.timing.pricing import Pricing, is_product
 
 
-def fill_durations(trace: RankTrace, pricing: Pricing | Accelerator, ranks_per_node: int = 1) -> list[str]:
+def fill_durations(
+    trace: RankTrace, pricing: Pricing | Accelerator, ranks_per_node: int = 1, step_us: float = 0.0
+) -> list[str]:
     """Set ``duration_us`` and ``evidence`` of every COMPUTE and COPY record of the trace's program, in place.
 
     So too of HOST records with an op: its bytes, at the rank's share of its node's memory bandwidth (ASSUMED).
 
-    ``pricing``: an accelerator for its roofline alone. Returns the names of the ops whose duration is a guess, in order
-    of first use: ops that the registry does not know, and products in a dtype that the device lacks. Their evidence is
-    ASSUMED, that of the others PROFILED or MODELLED.
+    ``pricing``: an accelerator for its roofline alone. ``step_us``: what a step takes, waits included, on which the
+    device's clock depends; left out, the least that it can. Returns the names of the ops whose duration is a guess, in
+    order of first use: ops that the registry does not know, and products in a dtype that the device lacks. Their
+    evidence is ASSUMED, that of the others PROFILED or MODELLED.
     Raises UsageError for a record without an op, which no tracer writes.
     """
     program = trace.program
@@ -30,16 +33,15 @@ def fill_durations(trace: RankTrace, pricing: Pricing | Accelerator, ranks_per_n
         raise UsageError(f"rank {trace.rank}: record {local[ops.argmin()]} is device work without an op")
     if isinstance(pricing, Accelerator):
         pricing = Pricing(pricing)
-    used, count = np.unique(ops, return_counts=True)
-    pricing.prepare(trace.ops[op] for op in used)
-    load = _load([trace.ops[op] for op in used], count, pricing)
+    used = np.unique(ops)
+    slower = slowdown_of_products(trace, pricing, step_us)
     durations = np.full(len(trace.ops), np.nan)
     evidence = np.full(len(trace.ops), Evidence.NONE, dtype=np.uint8)
     guessed: list[str] = []
     for op in used:
         signature = trace.ops[op]
         found = pricing.price(signature)
-        durations[op] = found.at(load)
+        durations[op] = found.duration_us * (slower if found.slows else 1.0)
         evidence[op] = found.evidence
         if found.evidence == Evidence.ASSUMED and signature.name not in guessed:
             guessed.append(signature.name)
@@ -52,11 +54,19 @@ def fill_durations(trace: RankTrace, pricing: Pricing | Accelerator, ranks_per_n
     return guessed
 
 
-def _load(signatures: list[OpSignature], count: np.ndarray, pricing: Pricing) -> float:
-    """How loaded the device is: by the share of matrix products in its busy time."""
-    times = np.array([pricing.price(s).duration_us for s in signatures]) * count
-    products = np.array([is_product(s) for s in signatures], bool)
-    return load_of(float(times[products].sum() / times.sum())) if times.sum() > 0.0 else 0.0
+def slowdown_of_products(trace: RankTrace, pricing: Pricing, step_us: float = 0.0) -> float:
+    """Factor on products (timing.clock) by what the rank's kernels take on a rested device in a step of ``step_us``,
+    or in the least that a step can take."""
+    program = trace.program
+    used, count = np.unique(
+        program.op[(program.kind == Kind.COMPUTE) | (program.kind == Kind.COPY)], return_counts=True
+    )
+    pricing.prepare(trace.ops[op] for op in used)
+    times = np.array([pricing.price(trace.ops[op]).duration_us for op in used]) * count
+    products_us = float(times[np.array([is_product(trace.ops[op]) for op in used], bool)].sum())
+    busy_us = float(times.sum())
+    least_us = host_step_us(program, pricing.accelerator.host_launch_us)
+    return slowdown(products_us, busy_us - products_us, max(least_us, step_us * trace.steps))
 
 
 def host_bytes(trace: RankTrace) -> int:

@@ -51,8 +51,8 @@ def settle_host_times(traces: list[RankTrace]) -> None:
 
 
 def add_communication_calls(trace: RankTrace) -> None:
-    """Add to ``host_us`` in place what issuing each call on a device costs where the rank really ran, whose
-    communication was answered by the virtual world; the calls of a batch are issued as one."""
+    """Add to ``host_us`` in place what issuing each call on a device costs, as the virtual world answered it; the calls
+    of a batch are issued as one."""
     program = trace.program
     calls = np.isin(program.kind, (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)) & (program.stream != HOST_STREAM)
     first = np.ones(len(program), bool)

@@ -24,30 +24,13 @@ TIMINGS = ("auto", "execute", "profile", "model")
 
 @dataclass(frozen=True)
 class Price:
-    """``duration_us``: on a rested device. ``loaded_us``: of products, on one kept busy with them, whose power limit
-    slows its clock. ``source``: what the evidence rests on."""
+    """``duration_us``: on a rested device. ``source``: what the evidence rests on. ``slows``: products, which take
+    longer where their power lowers the device's clock (timing.clock)."""
 
     duration_us: float
     evidence: Evidence
     source: str = ""
-    loaded_us: float | None = None
-
-    def at(self, load: float) -> float:
-        """Duration between rested (``load`` 0) and fully loaded (1)."""
-        if self.loaded_us is None:
-            return self.duration_us
-        return self.duration_us + load * max(self.loaded_us - self.duration_us, 0.0)
-
-
-RESTED_SHARE = 0.55
-"""Up to this share of its time in matrix products a device keeps its full clock; above, products slow in proportion to
-the share, to the loaded time at a share of one. By bench/op_times_in_context.py on an H200: in a training job, products
-lose a quarter of what they lose under full load where they take 0.66 of the last 30 ms, and nothing below 0.3."""
-
-
-def load_of(product_share: float) -> float:
-    """How loaded a device is whose busy time holds so large a share of matrix products."""
-    return min(max((product_share - RESTED_SHARE) / (1.0 - RESTED_SHARE), 0.0), 1.0)
+    slows: bool = False
 
 
 class Pricing:
@@ -77,9 +60,9 @@ class Pricing:
                 unmeasured.append(signature)
             else:
                 self._prices[signature] = found
-        learned, loaded = self._learned(unmeasured)
+        learned = self.model.predict(unmeasured, self.accelerator) if self.model is not None and unmeasured else {}
         for signature in unmeasured:
-            self._prices[signature] = self._modelled(signature, learned.get(signature), loaded.get(signature))
+            self._prices[signature] = self._modelled(signature, learned.get(signature))
 
     def price(self, signature: OpSignature) -> Price:
         """Duration alone on the device, the pause before the next kernel included."""
@@ -96,32 +79,18 @@ class Pricing:
             rows = table.get(key)
             if rows is not None:
                 row = min(rows.values(), key=lambda r: _PREFERRED[r.condition])
-                loaded = rows.get("loaded")
                 self.versions[row.versions] += 1
-                return Price(
-                    row.median_us + pause_us,
-                    Evidence.PROFILED,
-                    "database",
-                    loaded.median_us + pause_us if loaded is not None else None,
-                )
+                slows = row.condition == "cold" and is_product(signature)
+                return Price(row.median_us + pause_us, Evidence.PROFILED, "database", slows)
         return None
 
-    def _learned(self, signatures: Sequence[OpSignature]) -> tuple[dict[OpSignature, float], dict[OpSignature, float]]:
-        """Times on a rested and, of products, on a loaded device."""
-        if self.model is None or not signatures:
-            return {}, {}
-        products = [s for s in signatures if is_product(s)]
-        return (
-            self.model.predict(signatures, self.accelerator),
-            self.model.predict(products, self.accelerator, loaded=True),
-        )
-
-    def _modelled(self, signature: OpSignature, learned_us: float | None, loaded_us: float | None) -> Price:
+    def _modelled(self, signature: OpSignature, learned_us: float | None) -> Price:
         roofline = estimate(signature, self.accelerator)
         if not roofline.known:
             return Price(roofline.duration_us, Evidence.ASSUMED, "its bytes alone")
         if learned_us is not None:
-            return Price(learned_us, Evidence.MODELLED, "learned model", loaded_us)
+            return Price(learned_us, Evidence.MODELLED, "learned model", is_product(signature))
+        # The roofline's shares of the peak are those of kernels timed in training.
         return Price(roofline.duration_us, Evidence.MODELLED, "roofline")
 
 

@@ -15,7 +15,7 @@ from echo_hooks.graph.program import Evidence
 from echo_hooks.hardware.accelerator import load_accelerator
 from echo_hooks.timing import database as module
 from echo_hooks.timing.database import Database, Measurement, key_of, merge, read_database, write_database
-from echo_hooks.timing.pricing import Price, Pricing, load_of, load_pricing
+from echo_hooks.timing.pricing import Price, Pricing, load_pricing
 from echo_hooks.timing.roofline import estimate
 
 H200 = load_accelerator("h200-sxm")
@@ -90,25 +90,19 @@ def test_an_operation_in_no_class_is_assumed():
     assert Pricing(H200).price(unknown).evidence == Evidence.ASSUMED
 
 
-def test_cold_counts_before_loaded_and_loaded_is_kept_beside_it():
+def test_cold_counts_before_loaded():
     rows = [
         row(product(64), 12.0, condition="loaded"),
         row(product(64), 10.0),
         row(product(32), 8.0, condition="loaded"),
+        row(add(64, 64), 5.0),
     ]
     pricing = Pricing(H200, [Database(rows)])
-    found = pricing.price(product(64))
     pause = H200.launch_overhead_us
-    assert (found.duration_us, found.loaded_us) == (10.0 + pause, 12.0 + pause)
-    assert found.at(0.0) == 10.0 + pause and found.at(0.5) == 11.0 + pause and found.at(1.0) == 12.0 + pause
-    assert pricing.price(product(32)).at(0.0) == 8.0 + pause
-    assert Price(3.0, Evidence.MODELLED, loaded_us=2.0).at(1.0) == 3.0  # noise: load never makes it faster
-
-
-def test_load_by_the_share_of_products():
-    assert load_of(0.2) == load_of(0.55) == 0.0
-    assert load_of(1.0) == 1.0
-    assert load_of(0.775) == pytest.approx(0.5)
+    assert pricing.price(product(64)) == Price(10.0 + pause, Evidence.PROFILED, "database", slows=True)
+    # Measured on a loaded device alone, it is slow already; what is no product is not slowed by the clock.
+    assert pricing.price(product(32)) == Price(8.0 + pause, Evidence.PROFILED, "database", slows=False)
+    assert not pricing.price(add(64, 64)).slows
 
 
 def test_timings():

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_hooks.graph.program import HOST_STREAM, Kind
+from echo_hooks.graph.program import HOST_STREAM, Kind, Program
 from echo_hooks.graph.rundir import RankTrace
 
 COMMUNICATION_CALL_US = 28.0
@@ -28,16 +28,19 @@ def settle_host_times(traces: list[RankTrace]) -> None:
 
     Two records are the same moment when they and their predecessors are the same operation in the same phase and in
     modules whose paths differ in numbers only (layer 3 and layer 7). A single measurement on a busy machine carries
-    what the machine did besides; many ranks and micro-batches pass through the same code, and the median of them is
-    what the code costs. It also gives ranks that do the same the same host time.
+    what the machine did besides; many ranks, micro-batches and warm-up steps (but for the first, which sets things up)
+    pass through the same code, and the median of them is what the code costs. It also gives ranks that do the same the
+    same host time.
     """
     codes: dict[Any, int] = {}
-    keys = [_moments(trace, codes) for trace in traces]
+    warm = [_warm_steps(trace) for trace in traces]
+    keys = [_moments(trace, trace.program, codes) for trace in traces]
     if not keys or not sum(map(len, keys)):
         return
+    keys += [_moments(trace, steps, codes) for trace, steps in zip(traces, warm)]
     moment, inverse = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
-    host = np.concatenate([trace.program.host_us for trace in traces])
+    host = np.concatenate([program.host_us for program in (*(trace.program for trace in traces), *warm)])
     order = np.lexsort((host, inverse))
     count = np.bincount(inverse, minlength=len(moment))
     first = np.cumsum(count) - count
@@ -62,9 +65,14 @@ def add_communication_calls(trace: RankTrace) -> None:
     program.columns["host_us"] = program.host_us + np.where(calls & first, COMMUNICATION_CALL_US, 0.0)
 
 
-def _moments(trace: RankTrace, codes: dict[Any, int]) -> np.ndarray:
-    """[records, 4]: own operation, the one before (-1 for none), phase, module."""
-    program = trace.program
+def _warm_steps(trace: RankTrace) -> Program:
+    """What the rank issued between the end of its first step and the first measured one."""
+    first = trace.step_ends[0] if trace.step_ends else len(trace.prologue)
+    return trace.prologue.slice(min(first, len(trace.prologue)), len(trace.prologue))
+
+
+def _moments(trace: RankTrace, program: Program, codes: dict[Any, int]) -> np.ndarray:
+    """[records, 4] of a part of the trace: own operation, the one before (-1 for none), phase, module."""
 
     def code(thing: Any) -> int:
         return codes.setdefault(thing, len(codes))

@@ -72,7 +72,9 @@ def test_keys():
 
 def test_a_measured_operation_is_profiled_and_another_modelled():
     pricing = Pricing(H200, [Database([row(product(64), 10.0)])])
-    assert pricing.price(product(64)) == Price(10.0 + H200.launch_overhead_us, Evidence.PROFILED, "database")
+    assert pricing.price(product(64)) == Price(
+        10.0 + H200.launch_overhead_us, Evidence.PROFILED, "database", slows=True
+    )
     other = pricing.price(product(128))
     assert other == Price(estimate(product(128), H200).duration_us, Evidence.MODELLED, "roofline")
     assert list(pricing.versions) == [("2.11.0", "13.0", "91900")]

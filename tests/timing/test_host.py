@@ -71,3 +71,17 @@ def test_a_communication_call_costs_the_host_once_per_kernel_and_only_on_the_dev
     trace = RankTrace(0, program, program.slice(0, 0), recorder.ops.signatures, recorder.groups, {})
     add_communication_calls(trace)
     assert trace.program.host_us.tolist() == [COMMUNICATION_CALL_US, 0, COMMUNICATION_CALL_US, 0, 0, 0]
+
+
+def test_warm_up_steps_count_too_but_for_the_first():
+    step = [("mm", "net.0", 10), ("gelu", "net.0", 4), ("loss", "", 7)]
+    first = [("mm", "net.0", 9000), ("gelu", "net.0", 9000), ("loss", "", 9000)]
+    disturbed = [("mm", "net.0", 30), ("gelu", "net.0", 12), ("loss", "", 21)]
+    whole = trace_of(0, first + step * 3 + disturbed)
+    program = whole.program
+    trace = RankTrace(
+        0, program.slice(12, 15), program.slice(0, 12), whole.ops, whole.groups, {}, step_ends=[3, 6, 9, 12, 15]
+    )
+    settle_host_times([trace])
+    np.testing.assert_allclose(trace.program.host_us, [30, 4, 7])  # the measured mm is the first of its program
+    np.testing.assert_allclose(trace.prologue.host_us[:3], 9000)

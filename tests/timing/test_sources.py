@@ -44,16 +44,6 @@ def test_a_run_that_was_executed_has_nothing_to_say():
     assert shares_of_guesses([trace_of()]) == {}
 
 
-def test_a_device_busy_with_products_is_loaded():
-    rows = [row(product(64), 10.0), row(product(64), 20.0, condition="loaded"), row(add(8, 8), 10.0)]
-    pricing = Pricing(H200, [Database(rows)])
-    pause = H200.launch_overhead_us
-    for others, expected in ((0, 20.0), (1, 10.0)):  # alone: share 1; with one other of its length: share 0.5
-        trace = trace_of(product(64), *[add(8, 8)] * others)
-        fill_durations(trace, pricing)
-        assert trace.program.duration_us[0] == pytest.approx(expected + pause)
-
-
 def test_a_host_that_was_slow_while_a_rank_was_measured():
     reference = {"python_us": 0.1, "dispatch_us": 3.0, "module_us": 50.0, "launch_us": 6.0}
     usual, slow = trace_of(product(64)), trace_of(product(64))

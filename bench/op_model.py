@@ -19,7 +19,6 @@ import subprocess
 import sys
 from dataclasses import asdict
 from importlib.metadata import version
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,9 @@ from echo_hooks.hardware.cluster import load_cluster
 from echo_hooks.overlap.samples import read_samples
 from echo_hooks.timing import Pricing, load_pricing
 from echo_hooks.timing.classes import PRODUCTS
-from echo_hooks.timing.database import Database, read_database
+from echo_hooks.timing.database import Database
 from echo_hooks.timing.features import feature_class, shape_of
+from echo_hooks.timing.pricing import shipped_databases
 from echo_hooks.timing.training import hold_out, train, usable, withheld_shapes
 
 PAIRS = Path(__file__).parent / "results" / "overlap" / "h200-sxm_pairs.parquet"
@@ -50,8 +50,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     accelerator = load_accelerator(options.accelerator)
-    with as_file(files("echo_hooks.timing.profiles") / f"{accelerator.name}.parquet") as path:
-        database = read_database(path)
+    (database,) = shipped_databases(accelerator)
     held = hold_out(usable(database, accelerator), accelerator)
     for e in held:
         print(f"{e.name:20} {e.operations:5} operations  roofline {e.roofline:6.1%}  learned {e.learned:6.1%}")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,10 @@ import numpy as np
 
 from echo_hooks.graph.program import Kind
 from echo_hooks.graph.rundir import RankTrace, read_run
-from echo_hooks.hardware.accelerator import load_accelerator
-from echo_hooks.timing.database import key_of, read_database
+from echo_hooks.hardware.accelerator import Accelerator, load_accelerator
+from echo_hooks.timing.database import key_of
 from echo_hooks.timing.kernel_names import kernel_class
-from echo_hooks.timing.pricing import is_product
+from echo_hooks.timing.pricing import is_product, shipped_databases
 
 GRID = (np.arange(0.6, 1.61, 0.02), np.arange(0.0, 1.21, 0.02), np.arange(0.4, 1.21, 0.02))
 
@@ -37,7 +36,7 @@ def main() -> None:
     parser.add_argument("--accelerator", default="h200-sxm")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    alone = rested_times(options.accelerator)
+    alone = rested_times(load_accelerator(options.accelerator))
     rows: list[dict[str, Any]] = []
     for path in sorted(p for p in options.executed.iterdir() if (options.traced / p.name).is_dir()):
         executed, traced = read_run(path), read_run(options.traced / path.name)
@@ -46,11 +45,9 @@ def main() -> None:
             row = compared(trace, like, alone)
             if row is not None:
                 rows.append({"run": path.name, "rank": rank, **row})
-                print(
-                    "{run:14} {rank} {matched:5} products x{slowdown:.3f}  {products:.2f} {others:.2f}".format(
-                        **rows[-1]
-                    )
-                )
+                print(rows[-1], flush=True)
+    if not rows:
+        raise SystemExit(f"{options.executed}, {options.traced}: no run of both whose products match one by one")
     fit = fitted(rows)
     print(json.dumps(fit))
     if options.out:
@@ -58,12 +55,11 @@ def main() -> None:
         options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def rested_times(accelerator: str) -> dict[tuple, float]:
-    """Microseconds of every product in the shipped database on a rested device."""
-    product = load_accelerator(accelerator).product
-    with as_file(files("echo_hooks.timing.profiles") / f"{accelerator}.parquet") as path:
-        rows = read_database(path).rows
-    return {key_of(r.signature): r.median_us for r in rows if r.device == product and r.condition == "cold"}
+def rested_times(accelerator: Accelerator) -> dict[tuple, float]:
+    """Microseconds of every operation in the shipped database on a rested device."""
+    rows = [row for database in shipped_databases(accelerator) for row in database.rows]
+    rested = [row for row in rows if row.device == accelerator.product and row.condition == "cold"]
+    return {key_of(row.signature): row.median_us for row in rested}
 
 
 def compared(trace: RankTrace, like: RankTrace, alone: dict[tuple, float]) -> dict[str, Any] | None:

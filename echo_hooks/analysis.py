@@ -76,8 +76,9 @@ def analyse(
     executed = _executed(run, cluster)
     pricing = None if executed else pricing or load_pricing(cluster.accelerator, timing, profiles)
     slowdowns = choose(overlap, cluster.accelerator)
-    recorded = {} if executed else recorded_host_speed(cluster.accelerator)
-    factor = host_slowness(list(run.traces.values()), recorded) if host_speed is None else host_speed
+    recorded = recorded_host_speed(cluster.accelerator)
+    factor = 1.0 if executed else host_slowness(list(run.traces.values()), recorded)
+    factor = factor if host_speed is None else host_speed
     composition = _compose(run, cluster, pricing, model, folded, slow_ranks, slowdowns, variability, factor)
     if not composition.timelines and not composition.problems:
         raise UsageError(f"{run.path}: the run holds no measured step, so there is nothing to time")
@@ -102,10 +103,7 @@ def analyse(
         report.assumptions.extend(_note("note", sentence) for sentence in _overlap(report, slowdowns))
     report.assumptions.extend(_note("note", sentence) for sentence in _host_work(run, cluster))
     said = (
-        [
-            "every kernel was measured on this machine's GPU",
-            *slow_hosts(traces, recorded_host_speed(cluster.accelerator)),
-        ]
+        ["every kernel was measured on this machine's GPU", *slow_hosts(traces, recorded)]
         if pricing is None
         else notes(traces, pricing, _versions(run))
     )

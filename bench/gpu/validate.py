@@ -131,7 +131,8 @@ def predict(
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         command = simulation(run, options.cluster, mode, kept or Path(scratch) / "run", options.trace_ranks)
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)} if mode.startswith("execute") else None
+        shared = mode.startswith("execute") and options.gpus > 1
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)} if shared else None
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, check=False, timeout=limit_s, env=environment

@@ -8,6 +8,7 @@ File formats: docs/graph.md.
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -276,13 +277,21 @@ def read_trace(directory: Path, rank: int) -> RankTrace:
             created=[int(g) for g in meta.get("created", [])],
             step_ends=[int(n) for n in meta.get("step_ends", [])],
             unanswered=[int(r) for r in meta.get("unanswered", [])],
-            host_speed={str(name): float(us) for name, us in meta.get("host_speed", {}).items()},
-            profiled_step_ms=float(meta.get("profiled_step_ms", 0.0)),
+            host_speed={str(name): _duration(us) for name, us in meta.get("host_speed", {}).items()},
+            profiled_step_ms=_duration(meta.get("profiled_step_ms", 0.0)),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: not a rank program ({error!r})") from None
     _check_indices(path, trace)
     return trace
+
+
+def _duration(value: Any) -> float:
+    """ValueError for what no clock shows, which would scale a whole run."""
+    duration = float(value)
+    if not (math.isfinite(duration) and duration >= 0.0):
+        raise ValueError(f"{value} is no duration")
+    return duration
 
 
 def _first_mark(program: Program) -> int:

@@ -116,7 +116,7 @@ def recorded_host_speed(accelerator: Accelerator) -> dict[str, float]:
     """Of the hosts on which the shipped database was recorded, the fastest of each loop (capture.host_speed), in
     microseconds; {} without a database."""
     found: dict[str, float] = {}
-    for database in _shipped(accelerator):
+    for database in shipped_databases(accelerator):
         for recording in database.recordings:
             for name, us in (recording.get("host_speed") or {}).items():
                 found[name] = min(float(us), found.get(name, float(us)))
@@ -128,7 +128,7 @@ def load_pricing(accelerator: Accelerator, timing: str = "auto", profiles: Seque
     nothing was executed as "profile". ``profiles``: a user's databases, looked up before the shipped one."""
     if timing not in TIMINGS:
         raise UsageError(f"timing {timing!r}: known are {', '.join(TIMINGS)}")
-    databases = [] if timing == "model" else [*map(read_database, profiles), *_shipped(accelerator)]
+    databases = [] if timing == "model" else [*map(read_database, profiles), *shipped_databases(accelerator)]
     try:
         return Pricing(accelerator, databases, shipped_model(accelerator))
     except ModuleNotFoundError as error:
@@ -139,7 +139,8 @@ def load_pricing(accelerator: Accelerator, timing: str = "auto", profiles: Seque
         return pricing
 
 
-def _shipped(accelerator: Accelerator) -> list[Database]:
+def shipped_databases(accelerator: Accelerator) -> list[Database]:
+    """The database that comes with Echo for the accelerator; [] where none does."""
     name = f"{accelerator.name}.parquet"
     return [_read_shipped(name)] if (files("echo_hooks.timing.profiles") / name).is_file() else []
 

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from echo_hooks.errors import UsageError
@@ -130,3 +131,24 @@ def test_deeply_nested_json_is_refused(run):
     (directory / "roles.json").write_text("[" * 100_000)
     with pytest.raises(UsageError, match=r"roles\.json"):
         read_run(directory)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("host_speed", {"python_us": float("inf")}),
+        ("host_speed", {"python_us": -0.1}),
+        ("host_speed", {"python_us": "quick"}),
+        ("host_speed", [0.1]),
+        ("profiled_step_ms", float("nan")),
+        ("tallies", [1]),
+    ],
+)
+def test_metadata_that_make_no_sense_are_refused(run, field, value):
+    directory, _ = run
+    path = directory / "ranks" / "00000.parquet"
+    table = pq.read_table(path)
+    meta = json.loads(table.schema.metadata[b"echo"]) | {field: value}
+    pq.write_table(table.replace_schema_metadata({"echo": json.dumps(meta)}), path)
+    with pytest.raises(UsageError, match="not a rank program"):
+        read_trace(directory, 0)
